@@ -1,0 +1,58 @@
+/* What a target or drafter actor computes with: the seam between the protocols (actors/target.c, drafter.c) and the models.
+ *
+ * Engines: `model` over any kernel table (actors/model_engine.c: cpu and cuda), `synthetic` (actors/synthetic.c: sleeps, and makes
+ * integer-valued "gradients" whose sum shows exactly which samples were applied).  One engine object per actor thread.
+ */
+#ifndef MR_ACTORS_ENGINE_H
+#define MR_ACTORS_ENGINE_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "data/check.h"
+#include "ipc/arena.h"
+
+/* A microbatch as an engine sees it: host arrays in the .tok segment, hidden states in a slab. */
+struct mr_batch {
+    unsigned pos, epoch, bucket;
+    int n_seqs, n_tokens;
+    const int32_t *ids, *cu;         /* (n_tokens), (n_seqs + 1) */
+    const uint8_t *mask;             /* (n_tokens) */
+    const uint32_t *sample;          /* (n_seqs) */
+};
+
+struct mr_target_engine {
+    void *self;
+    /* Hidden states of `b` into slab (n_tokens, K*H) of the slab's element type; host-confirmed complete on return (edge E1).  0 or -1. */
+    int (*forward)(void *self, const struct mr_batch *b, void *slab, struct mr_err *err);
+    void (*destroy)(void *self);
+};
+
+struct mr_draft_stats {              /* goes into the place record */
+    double loss_sum, weight_sum;
+    uint64_t blocks, accepted, labels, correct;
+    uint32_t draft_tokens;           /* block rows computed */
+};
+
+struct mr_drafter_engine {
+    void *self;
+    /* acc (P) += numerator gradients of `b` at parameters `param` (P); host-confirmed on return (edge E2).  Never writes param or slab. */
+    int (*accumulate)(void *self, const struct mr_batch *b, const void *slab, const float *param, float *acc, struct mr_draft_stats *st,
+                      struct mr_err *err);
+    /* dst (P) = src[0] + ... + src[n-1] in this order (the reduction of backend `shm` and `local`) */
+    int (*sum)(void *self, const float *const *src, int n, float *dst);
+    /* state[s mod 2] -> state[(s+1) mod 2]: gradient = reduced / weight (weight 0: state copied), clip, AdamW with the lr of update
+     * `step` of `steps_total`.  *norm gets the gradient norm before clipping.  Host-confirmed on return (edge E4). */
+    int (*apply)(void *self, const struct mr_drafter_view *v, unsigned step, unsigned steps_total, double weight, double *norm, struct mr_err *err);
+    int (*zero)(void *self, float *acc);
+    void (*destroy)(void *self);
+};
+
+/* The topology slot decides engine, device and threads.  Loads weights.  0 or -1 with err. */
+int mr_target_engine_create(struct mr_target_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
+int mr_drafter_engine_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
+
+/* lr of update `k` of `total` (docs/dflash.md 3.4): w = int(ratio * total); k < w: lr (k+1)/w; else lr/2 (1 + cos(pi (k-w)/(total-w))). */
+double mr_lr_at(double lr, double warmup_ratio, int constant, unsigned k, unsigned total);
+
+#endif

@@ -1,0 +1,16 @@
+/* Monotonic time in nanoseconds: comparable between processes of one boot, never between boots. */
+#ifndef MR_BASE_CLOCK_H
+#define MR_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t mr_now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+#endif

@@ -1,0 +1,55 @@
+/* safetensors files (docs/target-models.md 5.1 has the format and the checks; all of them are made here, before any allocation by a
+ * number from the file).  Reading maps the file read-only; tensors may be unaligned, so consumers memcpy. */
+#ifndef MR_DATA_SAFETENSORS_H
+#define MR_DATA_SAFETENSORS_H
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum mr_st_dtype { MR_ST_F32, MR_ST_BF16, MR_ST_F16, MR_ST_F64, MR_ST_I64, MR_ST_I32, MR_ST_I16, MR_ST_I8, MR_ST_U8, MR_ST_U32, MR_ST_U64,
+                   MR_ST_U16, MR_ST_BOOL, MR_ST_OTHER };
+enum { MR_ST_DIMS = 8 };
+
+struct mr_st_tensor {
+    char *name;
+    enum mr_st_dtype dtype;
+    char dtype_name[16];
+    int n_dims;
+    uint64_t shape[MR_ST_DIMS];
+    uint64_t n;                    /* elements */
+    uint64_t begin, bytes;         /* begin: offset in the FILE */
+};
+
+struct mr_st {
+    char *path;
+    int fd;
+    const unsigned char *map;
+    uint64_t file_bytes;
+    struct mr_st_tensor *t;        /* sorted by name */
+    int n;
+    json_t *metadata;              /* object of strings, or NULL */
+};
+
+int mr_st_open(struct mr_st *st, const char *path, struct mr_err *err);
+void mr_st_close(struct mr_st *st);
+const struct mr_st_tensor *mr_st_find(const struct mr_st *st, const char *name);
+static inline const void *mr_st_data(const struct mr_st *st, const struct mr_st_tensor *t) { return st->map + t->begin; }
+/* Converts F32, BF16, F16 or F64 to f32; dst holds t->n.  -1 for other dtypes. */
+int mr_st_to_f32(const struct mr_st *st, const struct mr_st_tensor *t, float *dst, struct mr_err *err);
+
+/* Writer: declare all tensors, then the file is written to PATH.tmp, fsynced and renamed.  Data pointers are borrowed until write. */
+struct mr_st_out;
+struct mr_st_out *mr_st_out_create(void);
+void mr_st_out_add(struct mr_st_out *o, const char *name, enum mr_st_dtype dtype, const uint64_t *shape, int n_dims, const void *data);
+void mr_st_out_meta(struct mr_st_out *o, const char *key, const char *value);
+int mr_st_out_write(struct mr_st_out *o, const char *path, struct mr_err *err);
+void mr_st_out_free(struct mr_st_out *o);
+
+/* f32 -> bf16, round to nearest even; NaN stays NaN. */
+uint16_t mr_bf16(float x);
+float mr_bf16_f32(uint16_t b);
+
+#endif

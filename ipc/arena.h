@@ -1,0 +1,43 @@
+/* Arenas: memory that outlives the actors.  One interface, two implementations: `shm` (cpu backend, created by the supervisor as a file
+ * in /dev/shm) and `cuda_ipc` (a keeper's cudaMalloc; see kernels/).  Consumers name {arena, generation}; a mapping is opened once per
+ * generation and cached.  This file knows the registry and the shm kind; a CUDA opener is passed in as a function. */
+#ifndef MR_IPC_ARENA_H
+#define MR_IPC_ARENA_H
+
+#include "ipc/seg.h"
+
+/* Supervisor: creates /dev/shm/millrace-<run>.a<arena> of `bytes` (posix_fallocate, zeroed) and registers generation 1.
+ * Row fields use, owner, device are the caller's, set before.  MR_EXIT_ENV when /dev/shm is too small (needed, available). */
+int mr_arena_create_shm(const struct mr_seg *s, unsigned arena, uint64_t bytes, struct mr_err *err);
+
+/* Opener of one export kind: maps the row's handle; returns the base address (host or device) or NULL with err. */
+typedef void *(*mr_arena_open_fn)(const struct mr_arena_row *row, void *ctx, struct mr_err *err);
+typedef void (*mr_arena_close_fn)(void *base, const struct mr_arena_row *row, void *ctx);
+
+/* Per-process cache of opened arenas. */
+struct mr_arena_map {
+    struct { void *base; uint64_t generation; uint64_t bytes; uint32_t export_kind; } at[MR_MAX_ARENAS];
+    mr_arena_open_fn open_cuda;            /* NULL: a cuda arena is refused */
+    mr_arena_close_fn close_cuda;
+    void *ctx;
+};
+
+/* Base address of `arena` at `generation` (0 = the current one); opened at first use, re-opened when the generation moved.
+ * NULL with err when it is not registered, or the generation asked for is not current (-> the caller's item is stale). */
+void *mr_arena_base(struct mr_arena_map *m, const struct mr_seg *s, unsigned arena, uint64_t generation, struct mr_err *err);
+void mr_arena_close_all(struct mr_arena_map *m);
+
+/* Views into a drafter arena (struct mr_drafter_arena, then f32 blocks, each aligned to 128 bytes). */
+struct mr_drafter_view {
+    struct mr_drafter_arena *hdr;
+    float *param[2], *m[2], *v[2];         /* state[step mod 2], each (P) f32 */
+    float *acc, *reduced;                  /* (P) f32 */
+    uint64_t P;
+};
+uint64_t mr_drafter_arena_bytes(uint64_t param_count);
+struct mr_drafter_view mr_drafter_view_at(void *base, uint64_t param_count);
+
+/* Arena index of drafter `rank`'s state, or -ENOENT. */
+int mr_arena_of_drafter(const struct mr_seg *s, unsigned rank);
+
+#endif
