@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "data/check.h"
+#include "data/schedule.h"
 #include "ipc/arena.h"
 
 /* A microbatch as an engine sees it: host arrays in the .tok segment, hidden states in a slab. */
@@ -51,8 +52,5 @@ struct mr_drafter_engine {
 /* The topology slot decides engine, device and threads.  Loads weights.  0 or -1 with err. */
 int mr_target_engine_create(struct mr_target_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
 int mr_drafter_engine_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
-
-/* lr of update `k` of `total` (docs/dflash.md 3.4): w = int(ratio * total); k < w: lr (k+1)/w; else lr/2 (1 + cos(pi (k-w)/(total-w))). */
-double mr_lr_at(double lr, double warmup_ratio, int constant, unsigned k, unsigned total);
 
 #endif
