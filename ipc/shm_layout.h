@@ -140,7 +140,9 @@ struct mr_shm_header {
     uint64_t ledger_done;        /* supervisor: ledger lines of steps < this are on disk (release) */
     uint64_t ckpt;               /* checkpoint word */
     uint64_t ckpt_latest;        /* supervisor: `latest` points at this step */
-    uint8_t pad2[104];
+    uint64_t tokens_done;        /* supervisor: tokens, and block rows, of the ledger lines written by this start; metrics */
+    uint64_t draft_tokens_done;
+    uint8_t pad2[88];
     uint32_t abort;              /* supervisor: 1 = every wait returns -ECANCELED, actors exit at once */
     uint32_t stop;               /* supervisor: 1 = the next completed step ends the run (MR_HALT) */
     uint32_t sweep;              /* anyone: 1 = a ring was full, a hint was dropped; the supervisor re-pushes and clears */
