@@ -1,0 +1,41 @@
+/* millrace-bench: measures.  `attach` watches a live run; the others make their own load.  Ratios within one run are what counts. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "bench/bench.h"
+
+static const struct {
+    const char *name, *what;
+    int (*main)(int argc, char **argv);
+} command[] = {
+    {"attach", "[RUN] [--seconds N] [--json]   tokens/s, busy and wait shares, rings, slabs of a live run", mr_bench_attach},
+    {"dispatch", "[--seconds N] [--json]         idle share of drafters: bucket rings against a static i % D assignment", mr_bench_dispatch},
+    {"ring", "[--runs N] [--json]            latency and throughput of the rings, beside their peers", mr_bench_ring},
+    {"restart", "[--runs N] [--json]            from SIGKILL of an actor to its items being claimable again", mr_bench_restart},
+    {"kernels", "[--json]                       the cpu kernels at the demo's shapes", mr_bench_kernels},
+#ifdef MR_HAVE_CUDA
+    {"cuda", "                               the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
+#endif
+};
+enum { COMMANDS = sizeof command / sizeof command[0] };
+
+static int usage(FILE *f, int code)
+{
+    fprintf(f, "usage: millrace-bench COMMAND ...\n");
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(f, "  %-9s %s\n", command[i].name, command[i].what);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+        return usage(stdout, MR_EXIT_OK);
+    for (int i = 0; argc >= 2 && i < COMMANDS; i++)
+        if (!strcmp(argv[1], command[i].name))
+            return command[i].main(argc - 2, argv + 2);
+    if (argc >= 2)
+        fprintf(stderr, "millrace-bench: no command \"%s\"\n", argv[1]);
+    return usage(stderr, MR_EXIT_CONFIG);
+}
