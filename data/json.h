@@ -1,7 +1,7 @@
 /* JSON with positions: jansson, plus where in the file a value stands.
  *
- * Refuses: a BOM in the middle, UTF-16, duplicate keys, comments, trailing text, nesting beyond jansson's limit.  A leading BOM is skipped.
- * Every refusal is one message with file:line:column.
+ * Refuses: a byte-order mark in the middle, UTF-16, duplicate keys, comments, trailing text, nesting beyond jansson's limit, and a top
+ * level that is no object.  A leading BOM is skipped.  Every refusal is one message with file:line:column (1-based, column in bytes).
  */
 #ifndef MR_DATA_JSON_H
 #define MR_DATA_JSON_H
@@ -11,23 +11,38 @@
 #include "base/err.h"
 
 struct mr_json {
-    json_t *root;
-    char *text;          /* NUL-terminated source, without BOM */
-    char *path;          /* for messages */
+    json_t *root;                      /* an object */
+    char *text;                        /* NUL-terminated source, without BOM */
+    char *path;                        /* for messages */
+    const char *const *set;            /* borrowed: "/pointer=JSON" that replaced parts of root after parsing (--set), or NULL */
+    int n_set;
 };
 
 /* Reads and parses a file (a directory, an empty file, an LFS pointer get their own sentences).  0 or -1 (MR_EXIT_CONFIG). */
 int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err);
+/* The same for text that is in memory already (no BOM is skipped); `path` is only for messages. */
+int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char *path, struct mr_err *err);
 void mr_json_free(struct mr_json *j);
 
-/* line:column (1-based, column in bytes) of the KEY that JSON pointer `ptr` ("/train/lr", "/actors/1/kind") names; 0 or -ENOENT.
- * The empty pointer is the root value. */
+/* line:column (1-based, column in bytes) of the KEY that JSON pointer `ptr` ("/train/lr", "/actors/1/kind") names, of the value for an
+ * array element; 0 or -ENOENT.  The empty pointer is the root value. */
 int mr_json_where(const struct mr_json *j, const char *ptr, int *line, int *column);
 
-/* Error at a pointer: "PATH:LINE:COL: /ptr: <fmt...>"; falls back to PATH when the value came from --set.  Returns -1. */
+/* The value at `ptr` as the user wrote it ("1e3", not 1000.0), cut to `bytes`; from --set, or re-encoded, when the file lacks it. */
+void mr_json_source(const struct mr_json *j, const char *ptr, char *out, size_t bytes);
+
+/* Value at a pointer, borrowed; NULL when absent. */
+json_t *mr_json_at(json_t *root, const char *ptr);
+
+/* Error at a pointer: "PATH:LINE:COL: /ptr: <fmt...>".  A value that came from --set is shown as "--set /ptr=...: "; an absent key is
+ * placed at its nearest parent that exists.  MR_EXIT_CONFIG.  Returns -1. */
 int mr_json_error(const struct mr_json *j, const char *ptr, struct mr_err *err, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
 /* Nearest of `n` names by edit distance (case-insensitive), NULL when none is near. */
 const char *mr_nearest(const char *name, const char *const *names, int n);
+
+/* What a file that is not what it should be really is, by its first bytes ("a Git LFS pointer: run `git lfs pull`", "gzip data: ..."),
+ * or NULL. */
+const char *mr_file_kind(const unsigned char *head, size_t n);
 
 #endif
