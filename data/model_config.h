@@ -26,7 +26,9 @@ int mr_model_config_load(struct mr_model_config *c, const char *dir, struct mr_e
 void mr_model_inv_freq(const struct mr_model_config *c, float *out);
 
 /* The files of a checkpoint directory: model.safetensors, or the shards of its index.  Every tensor that the config promises is found
- * exactly once with its shape, or the open fails naming up to 10 of them; surplus tensors are listed in a warning unless known. */
+ * exactly once with its shape and a float type, or the open fails naming up to 10 of them; surplus tensors are listed in a warning unless
+ * known.  Afterwards c->embedding_rows is set, and the head (lm_head.weight, or the embedding when c->tied) has as many rows: with c->tied
+ * the embedding is the head even when the file holds an lm_head.weight too. */
 struct mr_model_files {
     struct mr_st *shard;
     int n_shards;
