@@ -1,0 +1,130 @@
+/* drafter: the life of one incarnation.
+ *
+ * Parameters, moments, accumulator and reduced gradient are in an arena that outlives us (docs/design.md section 6.3).  So a new
+ * incarnation loads nothing: it maps, applies the committed step that its predecessor may have left unapplied, zeroes the accumulator
+ * (void since the death) and joins.  Only the first incarnation makes the parameters.
+ *
+ * A drain leaves only with an empty accumulator, between the applied bit and the next claim.
+ */
+#include "actors/drafter_pvt.h"
+
+#include <errno.h>
+
+#include "actors/actors.h"
+#include "base/log.h"
+#include "base/point.h"
+#include "ipc/atomic.h"
+#include "ipc/step.h"
+
+static int map_state(struct mr_drafter *d, struct mr_err *err)
+{
+    struct mr_env *e = d->env;
+    uint64_t P = e->hdr->param_count;
+    int arena = mr_arena_of_drafter(e->seg, e->rank);
+    void *base = arena < 0 ? NULL : mr_arena_base(&e->map, e->seg, (unsigned)arena, 0, err);
+
+    if (!base)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: the segment has no state arena for this drafter", e->me->name);
+    if (e->checked->layout.P != P)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: the drafter of this topology has %llu parameters, the running segment is for %llu",
+                          e->me->name, (unsigned long long)e->checked->layout.P, (unsigned long long)P);
+    d->v = mr_drafter_view_at(base, P);
+    return 0;
+}
+
+static int open_drafter(struct mr_drafter *d, struct mr_err *err)
+{
+    struct mr_env *e = d->env;
+
+    if (map_state(d, err))
+        return -1;
+    if (mr_drafter_engine_create(&d->eng, e->topo, e->checked, e->slot, err))
+        return -1;
+    if (mr_reduce_create(&d->reduce, e, &d->v, &d->eng, err))
+        return -1;
+    return mr_drafter_init_state(d, err);
+}
+
+static void close_drafter(struct mr_drafter *d)
+{
+    if (d->reduce.destroy)
+        d->reduce.destroy(&d->reduce);
+    if (d->eng.destroy)
+        d->eng.destroy(d->eng.self);
+}
+
+/* Before the first claim.  REDUCE needs all joined bits, so nobody sums over the accumulator while it is void. */
+static int join(struct mr_drafter *d)
+{
+    struct mr_env *e = d->env;
+    int rc;
+
+    for (;;) {
+        uint32_t seq = mr_evc_read(e->evc);
+        uint64_t w = mr_step_read(e->seg);
+
+        rc = mr_env_check(e, 0);
+        if (rc != MR_GO_ON)
+            return rc;
+        if (mr_sw_phase(w) != MR_COMMITTED || mr_drafter_applied(d, w))
+            break;
+        rc = mr_drafter_commit(d, w, seq);        /* the reduced gradient outlived the one who summed it */
+        if (rc != MR_GO_ON)
+            return rc;
+    }
+    rc = mr_drafter_zero(d);
+    if (rc != MR_GO_ON)
+        return rc;
+    MR_POINT("drafter.join.zeroed");
+    mr_st(&e->me->joined, 1);
+    MR_POINT("drafter.joined");
+    mr_evc_bump(e->evc);
+    return MR_GO_ON;
+}
+
+/* HALT: like COLLECT of the step after the last. */
+static int turn(struct mr_drafter *d)
+{
+    struct mr_env *e = d->env;
+    uint32_t seq = mr_evc_read(e->evc);
+    uint64_t w = mr_step_read(e->seg);
+    unsigned phase = mr_sw_phase(w);
+    int rc = mr_env_check(e, !d->holds && phase != MR_REDUCE && phase != MR_COMMITTED);
+
+    if (rc == MR_GO_ON)
+        rc = mr_drafter_ckpt(d, w);
+    if (rc != MR_GO_ON)
+        return rc;
+    switch (phase) {
+    case MR_COLLECT:
+    case MR_REPAIR:
+        return mr_drafter_collect(d, w, seq);
+    case MR_REDUCE:
+        return mr_drafter_reduce(d, w, seq);
+    case MR_COMMITTED:
+        return mr_drafter_commit(d, w, seq);
+    default:
+        mr_env_wait(e, seq, MR_WAIT_END);
+        return MR_GO_ON;
+    }
+}
+
+int mr_actor_drafter(struct mr_env *e)
+{
+    struct mr_drafter d = {.env = e};
+    struct mr_err err = {0};
+    int rc;
+
+    if (open_drafter(&d, &err)) {
+        rc = mr_env_fail(e, &err);
+    } else {
+        mr_env_running(e);
+        rc = join(&d);
+        while (rc == MR_GO_ON)
+            rc = turn(&d);
+    }
+    if (mr_drafter_ckpt_join(&d) != MR_GO_ON && rc == MR_EXIT_OK)
+        rc = MR_EXIT_FAILED;
+    close_drafter(&d);
+    return rc;
+}

@@ -1,0 +1,347 @@
+/* Checkpoints: copying state[N mod 2] out in the background, and making the state at the start of a run.
+ *
+ * The state after step N-1 is read-only until step N+1 is applied, and that apply waits for the copier (mr_ckpt_blocks_apply).  So a thread
+ * of one drafter copies from the arena while all drafters go on.  At most one copier exists in the run: the checkpoint word names it.
+ *
+ *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json}   each file fsynced
+ *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`
+ *
+ * A copier may die anywhere: its word becomes WANTED, another copies again.  Directories *.tmp-* of the dead are removed by the next
+ * copier, who knows that it is alone.  A complete step-N that is there already (its copier died before it could say so, or the run was
+ * resumed from an older one) is exchanged in one rename, so that a `latest` that names it never points at nothing.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "actors/drafter_pvt.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/point.h"
+#include "ipc/atomic.h"
+#include "ipc/step.h"
+
+enum { DIR_MAX = MR_PATH + 64, STEP_MAX = DIR_MAX + 64, FILE_MAX = STEP_MAX + 64 };
+
+/* ---- files and directories -------------------------------------------------------------------------------------------------- */
+
+static int sync_path(const char *path, struct mr_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc = fd < 0 ? -1 : fsync(fd);
+
+    if (rc)
+        mr_err_set(err, MR_EXIT_FAILED, "%s: cannot flush to disk: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* Removes a directory of plain files; one that is not there is fine. */
+static int remove_dir(const char *path, struct mr_err *err)
+{
+    DIR *dir = opendir(path);
+    struct dirent *ent;
+
+    if (!dir && errno == ENOENT)
+        return 0;
+    while (dir && (ent = readdir(dir)))
+        if (strcmp(ent->d_name, ".") && strcmp(ent->d_name, ".."))
+            unlinkat(dirfd(dir), ent->d_name, 0);
+    if (dir)
+        closedir(dir);
+    if (!rmdir(path) || errno == ENOENT)
+        return 0;
+    return mr_err_set(err, MR_EXIT_FAILED, "%s: cannot remove: %s", path, strerror(errno));
+}
+
+/* What dead copiers left. */
+static int remove_leftovers(const char *parent, struct mr_err *err)
+{
+    DIR *dir = opendir(parent);
+    struct dirent *ent;
+    int rc = 0;
+
+    if (!dir)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: %s", parent, strerror(errno));
+    while (!rc && (ent = readdir(dir)))
+        if (!strncmp(ent->d_name, "step-", 5) && strstr(ent->d_name, ".tmp-")) {
+            char path[FILE_MAX + 256];
+
+            snprintf(path, sizeof(path), "%s/%s", parent, ent->d_name);
+            rc = remove_dir(path, err);
+        }
+    closedir(dir);
+    return rc;
+}
+
+/* tmp takes the name `final`; an old `final` ends up under the name tmp. */
+static int swap_in(const char *tmp, const char *final, struct mr_err *err)
+{
+    char old[FILE_MAX];
+
+    if (!rename(tmp, final))
+        return 0;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: cannot rename to %s: %s", tmp, final, strerror(errno));
+    if (!renameat2(AT_FDCWD, tmp, AT_FDCWD, final, RENAME_EXCHANGE))
+        return 0;
+    /* a file system without exchange: two renames, and for an instant no step-N */
+    snprintf(old, sizeof(old), "%s.old", tmp);
+    if (rename(final, old) || rename(tmp, final) || rename(old, tmp))
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: cannot replace: %s", final, strerror(errno));
+    return 0;
+}
+
+static int make_dir(const char *path, struct mr_err *err)
+{
+    if (!mkdir(path, 0777) || errno == EEXIST)
+        return 0;
+    return mr_err_set(err, MR_EXIT_FAILED, "%s: cannot create: %s", path, strerror(errno));
+}
+
+/* ---- contents --------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t layout_hash(const struct mr_dlayout *l)
+{
+    uint64_t h = MR_HASH_INIT;
+
+    for (int i = 0; i < l->n; i++) {
+        h = mr_hash(h, l->t[i].name, strlen(l->t[i].name));
+        h = mr_hash(h, &l->t[i].rows, sizeof(l->t[i].rows));
+        h = mr_hash(h, &l->t[i].cols, sizeof(l->t[i].cols));
+    }
+    return h;
+}
+
+static uint64_t tokens_drafted(const struct mr_env *e)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < e->hdr->n_actors; i++)
+        if (e->seg->actors[i].kind == MR_DRAFTER)
+            n += mr_ld_relaxed(&e->seg->actors[i].tokens);   /* metrics */
+    return n;
+}
+
+/* What `run --resume` compares with its own plan before it believes the checkpoint. */
+static json_t *state_json(const struct mr_drafter *d, unsigned step)
+{
+    const struct mr_env *e = d->env;
+    const struct mr_shm_header *h = e->hdr;
+    char fingerprint[32];
+    unsigned epoch = step < h->steps_total ? mr_epoch_of_step(e->seg, step) : h->n_epochs;
+
+    snprintf(fingerprint, sizeof(fingerprint), "%016llx", (unsigned long long)layout_hash(&e->checked->layout));
+    return json_pack("{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s}",
+                     "step", (json_int_t)step, "epoch", (json_int_t)epoch, "run", e->topo->run.name, "seed", (json_int_t)h->seed,
+                     "places", (json_int_t)h->n_places, "steps_total", (json_int_t)h->steps_total,
+                     "microbatches_total", (json_int_t)h->microbatches_total,
+                     "microbatches_committed", (json_int_t)mr_committed_at(e->seg, step), "token_budget", (json_int_t)h->token_budget,
+                     "param_count", (json_int_t)h->param_count, "drafter_fingerprint", fingerprint,
+                     "tokens", (json_int_t)tokens_drafted(e), "data", e->topo->data.train);
+}
+
+static int write_state(const struct mr_drafter *d, unsigned step, const char *path, struct mr_err *err)
+{
+    json_t *root = state_json(d, step);
+    int rc = root ? json_dump_file(root, path, JSON_INDENT(2)) : -1;
+
+    json_decref(root);
+    if (rc)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: cannot write: %s", path, strerror(errno));
+    return 0;
+}
+
+static int write_files(const struct mr_drafter *d, unsigned step, const char *dir, struct mr_err *err)
+{
+    static const char *const name[] = {"config.json", "model.safetensors", "trainer.safetensors", "state.json"};
+    const struct mr_checked *c = d->env->checked;
+    unsigned k = step & 1;
+    char path[4][FILE_MAX];
+
+    for (int i = 0; i < 4; i++)
+        snprintf(path[i], sizeof(path[i]), "%s/%s", dir, name[i]);
+    if (mr_drafter_config_save(&c->drafter, path[0], err))
+        return -1;
+    if (mr_drafter_weights_save(&c->layout, d->v.param[k], path[1], err))
+        return -1;
+    MR_POINT("ckpt.model.written");
+    if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, path[2], err))
+        return -1;
+    MR_POINT("ckpt.trainer.written");
+    if (write_state(d, step, path[3], err))
+        return -1;
+    for (int i = 0; i < 4; i++)
+        if (sync_path(path[i], err))
+            return -1;
+    return 0;
+}
+
+/* ---- the copy --------------------------------------------------------------------------------------------------------------- */
+
+static int copy_out(const struct mr_drafter *d, unsigned step, struct mr_err *err)
+{
+    char parent[DIR_MAX], tmp[STEP_MAX], final[STEP_MAX];
+
+    snprintf(parent, sizeof(parent), "%s/checkpoints", d->env->topo->run.dir);
+    snprintf(final, sizeof(final), "%s/step-%u", parent, step);
+    snprintf(tmp, sizeof(tmp), "%s/step-%u.tmp-%u-%u", parent, step, d->env->slot, d->env->inc);
+    if (make_dir(parent, err) || remove_leftovers(parent, err) || make_dir(tmp, err))
+        return -1;
+    MR_POINT("ckpt.directory.made");
+    if (write_files(d, step, tmp, err) || sync_path(tmp, err))
+        return -1;
+    MR_POINT("ckpt.files.synced");
+    if (swap_in(tmp, final, err))
+        return -1;
+    MR_POINT("ckpt.renamed");
+    if (sync_path(parent, err))
+        return -1;
+    return remove_dir(tmp, err);
+}
+
+static void *copier(void *arg)
+{
+    struct mr_drafter *d = arg;
+    struct mr_ckpt_job *job = &d->job;
+    struct mr_env *e = d->env;
+
+    job->rc = copy_out(d, job->step, &job->err);
+    if (!job->rc) {
+        MR_POINT("ckpt.complete");
+        mr_ckpt_done(e->seg, job->step, e->slot, e->inc);
+        MR_POINT("ckpt.done");
+    }
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    mr_evc_bump(&e->hdr->evc[MR_DRAFTER]);
+    mr_env_notify(e);
+    return NULL;
+}
+
+int mr_drafter_ckpt_join(struct mr_drafter *d)
+{
+    struct mr_ckpt_job *job = &d->job;
+
+    if (!job->active)
+        return MR_GO_ON;
+    pthread_join(job->thread, NULL);
+    job->active = 0;
+    if (!job->rc)
+        return MR_GO_ON;
+    mr_err_prefix(&job->err, "checkpoint %u", job->step);
+    return mr_env_fail(d->env, &job->err);
+}
+
+static int start_copy(struct mr_drafter *d, unsigned step)
+{
+    struct mr_ckpt_job *job = &d->job;
+
+    MR_POINT("ckpt.claimed");
+    *job = (struct mr_ckpt_job){.step = step};
+    if (!pthread_create(&job->thread, NULL, copier, d)) {
+        job->active = 1;
+        return MR_GO_ON;
+    }
+    copier(d);                                   /* no thread to be had: the copy is made here, and this drafter stands still for it */
+    return job->rc ? mr_env_fail(d->env, &job->err) : MR_GO_ON;
+}
+
+/* Step whose state I hold and whose checkpoint is to be made; 0 = none.  `now` = the step my current state is the start of. */
+static unsigned due(const struct mr_drafter *d, uint64_t word, unsigned now)
+{
+    const struct mr_shm_header *h = d->env->hdr;
+    uint64_t ckpt = mr_ld(&h->ckpt);
+    unsigned state = mr_pw_state(ckpt), step = mr_pw_step(ckpt);
+
+    if (state == MR_CKPT_WANTED && step > h->first_step && (step == now || step + 1 == now))
+        return step;
+    if (state == MR_CKPT_COPYING || (state == MR_CKPT_IDLE && step >= now) || now <= h->first_step)
+        return 0;
+    if (now == h->steps_total || mr_sw_phase(word) == MR_HALT)
+        return now;
+    return h->checkpoint_every && now % h->checkpoint_every == 0 ? now : 0;
+}
+
+int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word)
+{
+    struct mr_ckpt_job *job = &d->job;
+    unsigned now = mr_sw_step(word) + (mr_sw_phase(word) == MR_COMMITTED && mr_drafter_applied(d, word));
+    unsigned step;
+    int rc = MR_GO_ON;
+
+    if (job->active) {
+        if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE))
+            return MR_GO_ON;
+        rc = mr_drafter_ckpt_join(d);
+    }
+    step = rc == MR_GO_ON ? due(d, word, now) : 0;
+    if (!step || mr_ckpt_claim(d->env->seg, step, d->env->slot, d->env->inc))
+        return rc;
+    return start_copy(d, step);
+}
+
+/* ---- the state a run starts from -------------------------------------------------------------------------------------------- */
+
+static int load_resumed(struct mr_drafter *d, unsigned first, struct mr_err *err)
+{
+    char path[FILE_MAX];
+    unsigned k = first & 1;
+    uint64_t step = 0;
+
+    snprintf(path, sizeof(path), "%s/checkpoints/step-%u/trainer.safetensors", d->env->topo->run.dir, first);
+    if (mr_trainer_load(&d->env->checked->layout, d->v.param[k], d->v.m[k], d->v.v[k], &step, path, err))
+        return -1;
+    if (step != first)
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: it says step %llu, but the run resumes at step %u; the directory was renamed or mixed up",
+                          path, (unsigned long long)step, first);
+    return 0;
+}
+
+static int make_state(struct mr_drafter *d, struct mr_err *err)
+{
+    static const char from[] = "checkpoint:";
+    const struct mr_env *e = d->env;
+    const char *init = e->topo->drafter.init;
+    char path[FILE_MAX];
+
+    if (e->hdr->first_step)
+        return load_resumed(d, e->hdr->first_step, err);
+    if (e->checked->synthetic)
+        return 0;                                /* zeros: the final parameters then are what was added */
+    if (!strncmp(init, from, sizeof(from) - 1)) {
+        snprintf(path, sizeof(path), "%s/model.safetensors", init + sizeof(from) - 1);
+        return mr_drafter_weights_load(&e->checked->layout, d->v.param[0], path, err);
+    }
+    mr_drafter_init(&e->checked->layout, d->v.param[0], e->topo->run.seed, e->topo->drafter.init_std);
+    return 0;
+}
+
+/* Any incarnation may find the state half made by a dead one: it is a pure function of the topology, so it is made again. */
+int mr_drafter_init_state(struct mr_drafter *d, struct mr_err *err)
+{
+    struct mr_drafter_arena *h = d->v.hdr;
+
+    if (mr_ld(&h->initialised)) {
+        if (h->magic == MR_DRAFTER_MAGIC && h->param_count == d->v.P)
+            return 0;
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: its state arena holds something else (magic %llx, %llu parameters; wanted %llx, %llu)",
+                          d->env->me->name, (unsigned long long)h->magic, (unsigned long long)h->param_count,
+                          (unsigned long long)MR_DRAFTER_MAGIC, (unsigned long long)d->v.P);
+    }
+    if (make_state(d, err))
+        return -1;
+    MR_POINT("drafter.state.made");
+    h->magic = MR_DRAFTER_MAGIC;
+    h->param_count = d->v.P;
+    mr_st(&h->initialised, 1);
+    MR_POINT("drafter.state.initialised");
+    return 0;
+}

@@ -1,0 +1,76 @@
+/* Reductions of the cpu backend.
+ *
+ * `local` (one drafter): the sum is a copy.  `shm`: every drafter maps the arenas of its peers and sums the accumulators in rank order;
+ * D * P reads each, no message, nobody to wait for.  Edge E5: the peers' places are DONE (release) and whoever turned the word to REDUCE
+ * has scanned them (acquire); zeroed accumulators are ordered by the applied and joined bits.
+ */
+#include "actors/reduce.h"
+
+#include <errno.h>
+
+#include "base/point.h"
+
+static int sum_views(struct mr_reduce *r, const struct mr_drafter_view *v, int n)
+{
+    const float *acc[MR_MAX_DRAFTERS] = {0};
+    double weight = 0.0, loss = 0.0;
+    int rc;
+
+    for (int i = 0; i < n; i++)
+        acc[i] = v[i].acc;
+    rc = r->eng->sum(r->eng->self, acc, n, r->mine->reduced);
+    for (int i = 0; i < n; i++) {
+        weight += v[i].hdr->acc_weight;
+        loss += v[i].hdr->acc_loss;
+    }
+    MR_POINT("reduce.summed");
+    r->mine->hdr->reduced_weight = weight;
+    r->mine->hdr->reduced_loss = loss;
+    return rc;
+}
+
+static int finish(struct mr_reduce *r, int rc, uint64_t word, struct mr_err *err)
+{
+    if (rc)
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: the sum of step %u failed (%d)", r->env->me->name, mr_sw_step(word), rc);
+    r->mine->hdr->reduced_step = mr_sw_step(word) + 1u;
+    return 0;
+}
+
+static int sum_local(struct mr_reduce *r, uint64_t word, struct mr_err *err)
+{
+    return finish(r, sum_views(r, r->mine, 1), word, err);
+}
+
+static int sum_shm(struct mr_reduce *r, uint64_t word, struct mr_err *err)
+{
+    struct mr_drafter_view v[MR_MAX_DRAFTERS];
+    int n = (int)r->env->hdr->n_drafters;
+
+    for (int i = 0; i < n; i++) {
+        int arena = mr_arena_of_drafter(r->env->seg, (unsigned)i);
+        void *base = arena < 0 ? NULL : mr_arena_base(&r->env->map, r->env->seg, (unsigned)arena, 0, err);
+
+        if (!base)
+            return mr_err_set(err, MR_EXIT_FAILED, "%s: drafter/%d has no state arena", r->env->me->name, i);
+        v[i] = mr_drafter_view_at(base, r->mine->P);
+    }
+    return finish(r, sum_views(r, v, n), word, err);
+}
+
+static void nothing(struct mr_reduce *r)
+{
+    (void)r;
+}
+
+int mr_reduce_create(struct mr_reduce *r, struct mr_env *env, const struct mr_drafter_view *mine, const struct mr_drafter_engine *eng,
+                     struct mr_err *err)
+{
+    int local = env->hdr->n_drafters == 1;
+
+    (void)err;
+    *r = (struct mr_reduce){
+        .name = local ? "local" : "shm", .env = env, .mine = mine, .eng = eng, .sum = local ? sum_local : sum_shm, .destroy = nothing,
+    };
+    return 0;
+}
