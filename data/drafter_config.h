@@ -46,7 +46,8 @@ int mr_drafter_config_save(const struct mr_drafter_config *c, const char *path, 
 int mr_dlayout_make(struct mr_dlayout *l, const struct mr_drafter_config *c);     /* 0 or -ENOMEM */
 void mr_dlayout_free(struct mr_dlayout *l);
 
-/* model.safetensors of a drafter <-> flat f32 vector.  Writing rounds to bf16.  Reading demands exactly the names and shapes. */
+/* model.safetensors of a drafter <-> flat f32 vector (P).  Writing rounds to bf16.  Reading demands exactly the names and shapes; with
+ * param NULL that is all it does. */
 int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const char *path, struct mr_err *err);
 int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err);
 /* trainer.safetensors: per tensor NAME (f32 master), NAME.exp_avg, NAME.exp_avg_sq. */

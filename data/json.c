@@ -365,6 +365,62 @@ int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err)
     return rc;
 }
 
+static int write_text(const char *tmp, const char *text, size_t n)
+{
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc = 0;
+    ssize_t w;
+
+    if (fd < 0)
+        return -errno;
+    for (; n > 0; text += w, n -= (size_t)w) {
+        w = write(fd, text, n);
+        if (w < 0 && errno != EINTR) {
+            rc = -errno;
+            break;
+        }
+        w = w < 0 ? 0 : w;
+    }
+    if (!rc && fsync(fd))
+        rc = -errno;
+    if (close(fd) && !rc)
+        rc = -errno;
+    return rc;
+}
+
+/* 15 digits show every number as people write it (1e-06); 17 only when some value needs them to come back the same. */
+static char *dump(const json_t *v)
+{
+    char *text = json_dumps(v, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
+    json_t *back = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+
+    if (!json_equal(v, back)) {
+        free(text);
+        text = json_dumps(v, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    }
+    json_decref(back);
+    return text;
+}
+
+int mr_json_save(const json_t *v, const char *path, struct mr_err *err)
+{
+    char *text = v ? dump(v) : NULL, *tmp = NULL;
+    int rc = -ENOMEM;
+
+    if (text && asprintf(&tmp, "%s.tmp", path) > 0) {
+        size_t n = strlen(text);
+
+        text[n] = '\n';                      /* over the NUL: the length is what counts */
+        rc = write_text(tmp, text, n + 1);
+        if (!rc)
+            rc = rename(tmp, path) ? -errno : 0;
+        if (rc)
+            unlink(tmp);
+    }
+    free(text);
+    free(tmp);
+    return rc ? mr_err_set(err, MR_EXIT_ENV, "%s: cannot write: %s", path, strerror(-rc)) : 0;
+}
+
 void mr_json_free(struct mr_json *j)
 {
     json_decref(j->root);

@@ -24,6 +24,9 @@ int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err);
 int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char *path, struct mr_err *err);
 void mr_json_free(struct mr_json *j);
 
+/* Writes `v` indented: PATH.tmp, fsync, rename, so that PATH is never half a file.  `v` NULL: out of memory.  0 or -1 (MR_EXIT_ENV). */
+int mr_json_save(const json_t *v, const char *path, struct mr_err *err);
+
 /* line:column (1-based, column in bytes) of the KEY that JSON pointer `ptr` ("/train/lr", "/actors/1/kind") names, of the value for an
  * array element; 0 or -ENOENT.  The empty pointer is the root value. */
 int mr_json_where(const struct mr_json *j, const char *ptr, int *line, int *column);
