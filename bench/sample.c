@@ -8,15 +8,11 @@
 #include "ipc/atomic.h"
 #include "ipc/step.h"
 
-static void look_actor(const struct mr_actor_row *row, uint64_t now, struct mr_bench_actor *a)
+/* Relaxed: metrics.  A sleep in progress is not in wait_ns yet; it is counted when it ends, after MR_PARK_MS at most. */
+static void look_actor(const struct mr_actor_row *row, struct mr_bench_actor *a)
 {
-    unsigned why = mr_ld(&row->wait_reason);
-    uint64_t since = mr_ld_relaxed(&row->wait_since_ns);      /* metrics: a torn pair costs one sample's precision */
-
     for (int i = 0; i < MR_WAIT_REASONS; i++)
         a->wait_ns[i] = mr_ld_relaxed(&row->wait_ns[i]);
-    if (why > MR_WAIT_NONE && why < MR_WAIT_REASONS && since && since < now)
-        a->wait_ns[why] += now - since;
     a->busy_ns = mr_ld_relaxed(&row->busy_ns);
     a->items = mr_ld_relaxed(&row->items);
     a->tokens = mr_ld_relaxed(&row->tokens);
@@ -35,7 +31,7 @@ void mr_bench_look(const struct mr_seg *s, struct mr_bench_look *look)
     look->tokens_done = mr_ld(&s->hdr->tokens_done);
     look->draft_tokens_done = mr_ld(&s->hdr->draft_tokens_done);
     for (unsigned i = 0; i < s->hdr->n_actors; i++)
-        look_actor(&s->actors[i], look->at_ns, &look->actor[i]);
+        look_actor(&s->actors[i], &look->actor[i]);
 }
 
 struct found {

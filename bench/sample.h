@@ -18,7 +18,7 @@ struct mr_bench_look {
     struct mr_bench_actor actor[MR_MAX_ACTORS];
 };
 
-/* Reads all counters of the run now.  A wait in progress counts up to now.  Counters of different actors are not read at one instant. */
+/* Reads all counters of the run now.  Counters of different actors are not read at one instant. */
 void mr_bench_look(const struct mr_seg *s, struct mr_bench_look *look);
 
 /* Finds the run to attach to: `name`, or the only live one.  0, or -1 with err (MR_EXIT_CONFIG: none, or several with their names). */
