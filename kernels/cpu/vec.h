@@ -27,6 +27,7 @@
 
 typedef float vf __attribute__((vector_size(VB)));
 typedef int32_t vi __attribute__((vector_size(VB)));
+typedef uint32_t vu __attribute__((vector_size(VB)));
 typedef double vd __attribute__((vector_size(2 * VB)));
 typedef float vfu __attribute__((vector_size(VB), aligned(4), may_alias));
 
@@ -180,7 +181,7 @@ static inline vf vexp(vf x, float lo)
 {
     vf c = vmin(vset(88.3f), x), t = c * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
     vf r = (c - n * 0.693359375f) - n * -2.12194440e-4f, p;
-    vi e = ((vi)t << 23) + (127 << 23);
+    vu e = ((vu)t << 23) + (127u << 23);
 
     p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
