@@ -8,6 +8,7 @@
 #ifndef MR_DATA_DATASET_H
 #define MR_DATA_DATASET_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
