@@ -275,7 +275,7 @@ static void compare_seen(struct set *s, int at)
         have = golden_rows(s, what, s->seen[at].cols, ref);
     }
     if (have && s->low && !strcmp(what, "logits"))
-        golden_verdict(&s->g, name, "max abs", golden_max_abs(s->seen[at].x, ref, n), 5e-2);
+        golden_verdict(&s->g, name, "max abs", golden_max_abs(s->seen[at].x, ref, n), 8e-2);
     else if (have)
         golden_verdict(&s->g, name, "rel rms", golden_rel_rms(s->seen[at].x, ref, n), s->low ? 2e-2 : 1e-5);
     free(ref);
