@@ -10,13 +10,23 @@
  * Row fields use, owner, device are the caller's, set before.  MR_EXIT_ENV when /dev/shm is too small (needed, available). */
 int mr_arena_create_shm(const struct mr_seg *s, unsigned arena, uint64_t bytes, struct mr_err *err);
 
+/* Whoever exported the memory (supervisor or keeper), when every other field of the row is written: the next generation becomes
+ * current (release), slabs in it may be taken again.  Returns it.  A death before it leaves the arena unregistered. */
+uint64_t mr_arena_register(const struct mr_seg *s, unsigned arena);
+
+/* 1 when the hidden states of item `idx`, which the caller holds, are still there: their arena generation is the current one. */
+int mr_arena_current(const struct mr_seg *s, unsigned idx);
+
 /* Opener of one export kind: maps the row's handle; returns the base address (host or device) or NULL with err. */
 typedef void *(*mr_arena_open_fn)(const struct mr_arena_row *row, void *ctx, struct mr_err *err);
 typedef void (*mr_arena_close_fn)(void *base, const struct mr_arena_row *row, void *ctx);
 
-/* Per-process cache of opened arenas. */
+struct mr_arena_view { void *base; uint64_t generation; uint64_t bytes; uint32_t export_kind; };
+
+/* Per-process cache of opened arenas; zeroed by the owner, one thread.  The mapping of the generation before the current one is kept:
+ * work on it may still be in flight when the next one is opened. */
 struct mr_arena_map {
-    struct { void *base; uint64_t generation; uint64_t bytes; uint32_t export_kind; } at[MR_MAX_ARENAS];
+    struct mr_arena_view at[MR_MAX_ARENAS], was[MR_MAX_ARENAS];
     mr_arena_open_fn open_cuda;            /* NULL: a cuda arena is refused */
     mr_arena_close_fn close_cuda;
     void *ctx;

@@ -28,6 +28,10 @@ int mr_item_accumulated(const struct mr_seg *s, unsigned idx, uint64_t *word);
 /* Drafter (or recovery), step committed and applied: slab word first, then the item -> FREE. */
 int mr_item_free(const struct mr_seg *s, unsigned idx, uint64_t *word);
 
+/* Drafter: the hidden states are gone (mr_arena_current says 0): DRAFTING -> QUEUED, pushed to the retry ring; hdr->sweep is set, so
+ * that the supervisor frees its slab word.  The caller gives its place back. */
+int mr_item_requeue(const struct mr_seg *s, unsigned idx, uint64_t *word);
+
 const char *mr_phase_name(enum mr_phase p);
 
 #endif

@@ -59,6 +59,10 @@ void mr_seg_close(struct mr_seg *s);
 /* Removes every name of the run from /dev/shm (.ctl last, .sock and arenas included).  Only the owner, or mr_seg_clean. */
 void mr_seg_unlink(const char *run);
 
+/* mr_seg_unlink, but only when the owner is proven dead, under a lock so that it never hits the successor of the same name.
+ * Returns what mr_seg_owner_alive says (0 = removed). */
+int mr_seg_clean(const char *run);
+
 /* 1 = the supervisor recorded in the header lives (same boot id, pid exists, same start time), 0 = proven dead (or no valid header and
  * the file is older than 10 s), -1 = cannot tell (foreign uid, unreadable). */
 int mr_seg_owner_alive(const char *run);

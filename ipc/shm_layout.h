@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/hash.h"
 #include "base/limits.h"
 #include "base/plan_types.h"
 
@@ -53,6 +54,10 @@ enum mr_slab_kind { MR_SLAB_FREE, MR_SLAB_TARGET, MR_SLAB_ITEM };
 static inline uint64_t mr_w_slab_target(unsigned slot, unsigned inc) { return (uint64_t)MR_SLAB_TARGET << 60 | (uint64_t)slot << 12 | inc; }
 static inline uint64_t mr_w_slab_item(unsigned idx, unsigned pos) { return (uint64_t)MR_SLAB_ITEM << 60 | (uint64_t)idx << 28 | pos; }
 static inline unsigned mr_w_slab_kind(uint64_t w) { return (unsigned)(w >> 60); }
+static inline unsigned mr_w_slab_idx(uint64_t w) { return (unsigned)(w >> 28) & 0xffffu; }
+static inline unsigned mr_w_slab_pos(uint64_t w) { return (unsigned)w & MR_POS_MAX; }
+static inline unsigned mr_w_slab_slot(uint64_t w) { return (unsigned)(w >> 12) & 0xffu; }
+static inline unsigned mr_w_slab_inc(uint64_t w) { return (unsigned)w & 0xfffu; }
 
 /* Step word: phase 3 | step 24 | collective epoch 13 | reduced bits 12 | applied bits 12. */
 enum mr_step_phase {
@@ -94,11 +99,12 @@ enum mr_ckpt_state {
 
 /* ---- header ------------------------------------------------------------------------------------------------------------- */
 
-/* Event count: futex word + number of sleepers.  One per actor kind, plus one that the supervisor's clients may watch. */
+/* Event count: one futex word per actor kind, plus one that the supervisor's clients may watch.
+ * Count and "somebody may sleep" share the word, so no order between two words is needed, and a sleeper that was killed costs its
+ * wakers one system call, not one for ever. */
 struct mr_evc {
-    uint32_t seq;            /* bumped by whoever changed something that this kind may wait for */
-    uint32_t waiters;        /* sleepers, an upper bound: a dead sleeper is never subtracted; only an optimisation of the wake */
-    uint8_t pad[120];
+    uint32_t seq;            /* count in steps of 2 | bit 0: somebody may sleep.  Wraps; only equality is ever asked (ipc/wait.c) */
+    uint8_t pad[124];
 };
 
 struct mr_shm_header {
@@ -111,7 +117,7 @@ struct mr_shm_header {
     char boot_id[40];            /* /proc/sys/kernel/random/boot_id */
     char run[MR_NAME_MAX];
     int32_t sup_pid;
-    uint32_t sup_pad;
+    uint32_t sup_pidns;          /* inode of its pid namespace: a pid of another namespace proves nothing */
     uint64_t sup_start;          /* field 22 of /proc/<pid>/stat: pid AND start time name a process */
     uint64_t created_ns;         /* CLOCK_MONOTONIC */
     uint64_t total_bytes;
@@ -185,7 +191,10 @@ struct mr_actor_row {
     uint64_t busy_ns;
     uint64_t wait_ns[16];        /* by enum mr_wait_reason */
     uint64_t note;               /* actor's own use */
-    uint8_t pad1[384 - 344];
+    uint64_t stall_progress;     /* `progress` and reason at the last wait: a wait that goes on keeps wait_since_ns (ipc/wait.c) */
+    uint32_t stall_reason;
+    uint32_t pad1;
+    uint8_t pad2[384 - 360];
 };
 
 /* ---- items -------------------------------------------------------------------------------------------------------------- */
@@ -212,15 +221,15 @@ struct mr_item {
 /* Ring numbers: 0 input, 1 retry, 2 + 2 * bucket + (epoch & 1) ready. */
 enum { MR_RING_INPUT, MR_RING_RETRY, MR_RING_READY };
 struct mr_ring {
-    uint64_t tail;               /* position of the next push, lags by at most one; free-running */
-    uint8_t pad0[120];
+    uint64_t tail;               /* position of the next push, lags by at most one; free-running, so also the number of pushes */
+    uint64_t head_seen;          /* pushers: some earlier value of head, so that a push need not touch the claimers' line */
+    uint8_t pad0[112];
     uint64_t head;               /* position of the next claim; free-running */
     uint8_t pad1[120];
     uint32_t mask, shift;        /* cap - 1, log2(cap) */
     uint32_t want;               /* phase an item must be in for its cell to be live */
     uint32_t pad2;
-    uint64_t pushes;             /* relaxed, metrics */
-    uint8_t pad3[104];
+    uint8_t pad3[112];           /* constant line: shared by all caches, never written */
     uint64_t cell[];             /* [cap] */
 };
 
@@ -264,7 +273,7 @@ struct mr_slab {
 enum mr_arena_use { MR_ARENA_SLABS, MR_ARENA_WEIGHTS, MR_ARENA_DRAFTER, MR_ARENA_USES };
 enum mr_arena_export { MR_EXPORT_SHM, MR_EXPORT_CUDA_IPC, MR_EXPORT_VMM };
 struct mr_arena_row {
-    uint64_t generation;         /* 0 = not there; odd/even has no meaning; changed last, with release, by whoever registers */
+    uint64_t generation;         /* 0 = not there; else strictly increasing over the run; stored last, with release (mr_arena_register) */
     uint32_t use;                /* enum mr_arena_use */
     uint32_t owner;              /* drafter index, or keeper index */
     uint32_t export_kind;        /* enum mr_arena_export */
@@ -273,7 +282,8 @@ struct mr_arena_row {
     uint8_t handle[64];          /* cudaIpcMemHandle_t, or the shm name of the cpu backend (NUL-terminated) */
     char device_uuid[40];
     uint64_t fingerprint;        /* weights: sealed content, 0 = not sealed */
-    uint8_t pad[256 - 144];
+    uint64_t last_generation;    /* the highest ever used, so that a lost generation never comes back */
+    uint8_t pad[256 - 152];
 };
 
 /* Epoch table: struct mr_epoch [n_epochs + 1] (base/plan_types.h), supervisor, constant. */
@@ -305,25 +315,80 @@ struct mr_drafter_arena {
 #define MR_SIZE(type, n) _Static_assert(sizeof(struct type) == (n), "sizeof " #type)
 MR_SIZE(mr_evc, 128);
 MR_SIZE(mr_shm_header, 4096);
+MR_AT(mr_shm_header, layout_hash, 16);
+MR_AT(mr_shm_header, boot_id, 32);
+MR_AT(mr_shm_header, run, 72);
+MR_AT(mr_shm_header, sup_pid, 136);
+MR_AT(mr_shm_header, sup_start, 144);
+MR_AT(mr_shm_header, total_bytes, 160);
+MR_AT(mr_shm_header, off_actors, 168);
+MR_AT(mr_shm_header, ring_bytes, 224);
+MR_AT(mr_shm_header, n_actors, 232);
+MR_AT(mr_shm_header, ring_cap, 268);
+MR_AT(mr_shm_header, param_count, 296);
+MR_AT(mr_shm_header, plan_entries_max, 320);
 MR_AT(mr_shm_header, cursor, 1024);
 MR_AT(mr_shm_header, ledger_done, 1152);
+MR_AT(mr_shm_header, ckpt, 1160);
 MR_AT(mr_shm_header, abort, 1280);
+MR_AT(mr_shm_header, fatal, 1292);
 MR_AT(mr_shm_header, evc, 1408);
+MR_AT(mr_shm_header, evc_sup, 1920);
 MR_SIZE(mr_actor_row, 384);
+MR_AT(mr_actor_row, kind, 56);
+MR_AT(mr_actor_row, start_ns, 80);
 MR_AT(mr_actor_row, joined, 128);
+MR_AT(mr_actor_row, wait_since_ns, 144);
+MR_AT(mr_actor_row, wait_ns, 208);
+MR_AT(mr_actor_row, stall_progress, 344);
 MR_SIZE(mr_item, 128);
 MR_AT(mr_item, bucket, 64);
+MR_AT(mr_item, slab, 80);
+MR_AT(mr_item, generation, 88);
+MR_AT(mr_item, extractions, 112);
 MR_SIZE(mr_ring, 384);
+MR_AT(mr_ring, head_seen, 8);
 MR_AT(mr_ring, head, 128);
 MR_AT(mr_ring, mask, 256);
+MR_AT(mr_ring, cell, 384);
 MR_SIZE(mr_record, 128);
+MR_AT(mr_record, blocks, 24);
+MR_AT(mr_record, loss_sum, 56);
 MR_SIZE(mr_step_block, 128);
 MR_SIZE(mr_place, 64);
 MR_SIZE(mr_slab, 128);
+MR_AT(mr_slab, arena, 64);
 MR_SIZE(mr_arena_row, 256);
+MR_AT(mr_arena_row, handle, 32);
+MR_AT(mr_arena_row, fingerprint, 136);
+MR_AT(mr_arena_row, last_generation, 144);
 MR_SIZE(mr_epoch, 8);
 MR_SIZE(mr_plan_entry, 24);
 MR_SIZE(mr_plan_hdr, 128);
 MR_SIZE(mr_drafter_arena, 4096);
+MR_AT(mr_drafter_arena, reduced_step, 64);
+
+/* Fingerprint of everything above: two builds that disagree about one offset refuse each other's segments. */
+static inline uint64_t mr_layout_hash(void)
+{
+    static const uint32_t at[] = {
+        MR_SHM_VERSION, MR_SHM_ALIGN, MR_PHASES, MR_KINDS, MR_WAIT_REASONS, MR_MAX_BUCKETS, MR_RING_READY,
+        sizeof(struct mr_shm_header), offsetof(struct mr_shm_header, layout_hash), offsetof(struct mr_shm_header, boot_id),
+        offsetof(struct mr_shm_header, sup_pidns), offsetof(struct mr_shm_header, off_actors), offsetof(struct mr_shm_header, n_actors),
+        offsetof(struct mr_shm_header, max_seqs), offsetof(struct mr_shm_header, cursor), offsetof(struct mr_shm_header, ledger_done),
+        offsetof(struct mr_shm_header, abort), offsetof(struct mr_shm_header, evc),
+        sizeof(struct mr_actor_row), offsetof(struct mr_actor_row, joined), offsetof(struct mr_actor_row, wait_ns),
+        offsetof(struct mr_actor_row, note), offsetof(struct mr_actor_row, stall_reason),
+        sizeof(struct mr_item), offsetof(struct mr_item, bucket), offsetof(struct mr_item, slab), offsetof(struct mr_item, extractions),
+        sizeof(struct mr_ring), offsetof(struct mr_ring, head_seen), offsetof(struct mr_ring, head), offsetof(struct mr_ring, want),
+        sizeof(struct mr_record), offsetof(struct mr_record, accepted), offsetof(struct mr_record, weight_sum),
+        sizeof(struct mr_step_block), sizeof(struct mr_place), sizeof(struct mr_slab), offsetof(struct mr_slab, offset),
+        sizeof(struct mr_arena_row), offsetof(struct mr_arena_row, handle), offsetof(struct mr_arena_row, last_generation),
+        sizeof(struct mr_epoch), sizeof(struct mr_plan_entry), sizeof(struct mr_plan_hdr), sizeof(struct mr_drafter_arena),
+    };
+
+    return mr_hash(MR_HASH_INIT, at, sizeof at);
+}
+#define MR_LAYOUT_HASH mr_layout_hash()
 
 #endif

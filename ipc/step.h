@@ -32,8 +32,9 @@ int mr_place_claim(const struct mr_seg *s, unsigned step, unsigned slot, unsigne
 /* Deterministic mode: place k and item first_pos + k, k = rank (mod D), ascending.  Same returns. */
 int mr_place_claim_det(const struct mr_seg *s, unsigned step, unsigned rank, unsigned slot, unsigned inc, unsigned *place, uint64_t *word);
 
-/* COLLECT -> REDUCE when all m places are DONE, all D drafters joined and ledger line step-1 is written.  0, -EAGAIN (not yet; *why
- * says what is missing), -ESTALE. */
+/* COLLECT -> REDUCE when all m places are DONE, all D drafters joined and ledger line step-1 is written.  0, -EAGAIN (not yet, or a
+ * repair goes on, or no step is left; *why says what is missing: PLACE, PEER, LEDGER, REPAIR, END), -ESTALE (the word has moved on, or
+ * its phase is past COLLECT). */
 int mr_step_try_reduce(const struct mr_seg *s, uint64_t word, enum mr_wait_reason *why);
 /* Sets my reduced bit; `word` is the REDUCE word read BEFORE the sum began (only its epoch and step must still hold).
  * 0 = set, 1 = mine was the last: the step is COMMITTED, -ESTALE = throw the sum away. */
@@ -45,11 +46,15 @@ int mr_step_applied(const struct mr_seg *s, unsigned rank, uint64_t word);
 /* Supervisor: any phase that has no places left -> FINISHED, wakes all.  0 or -ESTALE. */
 int mr_step_finish(const struct mr_seg *s, uint64_t word);
 
-/* Supervisor, recovery of a drafter: COLLECT/REDUCE/HALT(s,e) -> REPAIR(s,e+1), bits cleared; COMMITTED(s,e) -> COMMITTED(s,e+1), applied
- * bits kept; REPAIR -> REPAIR(e+1).  Returns the new word. -EOVERFLOW through hdr->fatal. */
+/* Supervisor, recovery of a drafter: COLLECT/REDUCE/REPAIR(s,e) -> REPAIR(s,e+1), bits cleared; COMMITTED(s,e) -> COMMITTED(s,e+1), applied
+ * bits kept; HALT(s,e) -> HALT(s,e+1): it has no places, so there is nothing to repair, only the epoch must move; FINISHED stays.
+ * Returns the new word.  When the epoch is at its maximum: hdr->fatal, and the word stays. */
 uint64_t mr_step_repair_begin(const struct mr_seg *s);
-/* REPAIR(s,e) -> COLLECT(s,e).  No-op on COMMITTED. */
+/* REPAIR(s,e) -> COLLECT(s,e).  No-op in every other phase. */
 void mr_step_repair_end(const struct mr_seg *s);
+
+/* Drafter, once per incarnation: accumulator zeroed and host-confirmed (edge E5), weights rebuilt -> joined, drafters woken. */
+void mr_step_join(const struct mr_seg *s, unsigned slot);
 
 /* ---- checkpoint word ------------------------------------------------------------------------------------------------------- */
 

@@ -16,7 +16,7 @@ enum { MR_PARK_MS = 500 };   /* longest single sleep: every park re-checks at le
 /* Acquire load of the count. */
 uint32_t mr_evc_read(const struct mr_evc *e);
 
-/* Adds 1 (release) and wakes all sleepers.  Any process; does not block; costs a system call only when somebody sleeps. */
+/* Moves the count on (release) and wakes all sleepers.  Any process; does not block; costs a system call only when somebody sleeps. */
 void mr_evc_bump(struct mr_evc *e);
 
 /* Bumps the work counts of all kinds: after recovery, stop, abort, finish. */
