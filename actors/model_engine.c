@@ -152,12 +152,12 @@ static int adamw(struct drafter *x, const struct mr_drafter_view *v, unsigned st
 {
     const struct mr_topology *t = x->t;
     double lr = mr_lr_at(t->train.lr, t->train.warmup_ratio, t->train.constant_lr, step, total);
-    double bc1 = 1.0 - pow(t->train.beta1, step + 1.0), bc2 = 1.0 - pow(t->train.beta2, step + 1.0);
+    float b1 = (float)t->train.beta1, b2 = (float)t->train.beta2;      /* the corrections belong to the rates that the kernel uses */
+    double bc1 = 1.0 - pow((double)b1, step + 1.0), bc2 = 1.0 - pow((double)b2, step + 1.0);
     int a = (int)(step % 2), b = !a, rc;
 
-    rc = x->k->op->adamw(x->k, x->P, v->param[a], v->m[a], v->v[a], v->reduced, (float)scale, (float)lr, (float)t->train.beta1,
-                         (float)t->train.beta2, (float)t->train.eps, (float)t->train.weight_decay, (float)bc1, (float)bc2, v->param[b], v->m[b],
-                         v->v[b]);
+    rc = x->k->op->adamw(x->k, x->P, v->param[a], v->m[a], v->v[a], v->reduced, (float)scale, (float)lr, b1, b2,
+                         (float)t->train.eps, (float)t->train.weight_decay, (float)bc1, (float)bc2, v->param[b], v->m[b], v->v[b]);
     return rc ? rc : x->k->op->sync(x->k);
 }
 
