@@ -14,7 +14,7 @@ struct mr_json {
     json_t *root;                      /* an object */
     char *text;                        /* NUL-terminated source, without BOM */
     char *path;                        /* for messages */
-    const char *const *set;            /* borrowed: "/pointer=JSON" that replaced parts of root after parsing (--set), or NULL */
+    char **set;                        /* "/pointer=JSON" that replaced parts of root after parsing (--set); for messages */
     int n_set;
 };
 
@@ -36,6 +36,10 @@ void mr_json_source(const struct mr_json *j, const char *ptr, char *out, size_t 
 
 /* Value at a pointer, borrowed; NULL when absent. */
 json_t *mr_json_at(json_t *root, const char *ptr);
+
+/* Applies one "/pointer=JSON": the parent must exist or be an object that can be made; an array index may be the array's length.
+ * Does not know which keys are valid.  0 or -1 (MR_EXIT_CONFIG). */
+int mr_json_set(struct mr_json *j, const char *assignment, struct mr_err *err);
 
 /* Error at a pointer: "PATH:LINE:COL: /ptr: <fmt...>".  A value that came from --set is shown as "--set /ptr=...: "; an absent key is
  * placed at its nearest parent that exists.  MR_EXIT_CONFIG.  Returns -1. */

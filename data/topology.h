@@ -20,7 +20,7 @@ struct mr_topo_actor {           /* one entry per SLOT (count expanded), in slot
     unsigned index;
     enum mr_engine engine;       /* from device, or "synthetic" */
     char device[40];             /* "cpu", "cuda:0", "GPU-<uuid>" */
-    unsigned device_index;       /* among mr_topology.device[] */
+    unsigned device_index;       /* among mr_topology.device[]; 0 for the feeder, which uses none */
     int threads;                 /* cpu: 1 by default */
     double us_per_token;         /* synthetic: time of a microbatch = us_per_item + us_per_token * tokens, times 1 +- jitter */
     double us_per_item;
@@ -30,7 +30,7 @@ struct mr_topo_actor {           /* one entry per SLOT (count expanded), in slot
 enum { MR_TOPO_LAYERS = 32, MR_TOPO_DEVICES = 16, MR_PATH = 1024 };
 
 struct mr_topology {
-    struct mr_json src;          /* for messages; NULL root after mr_topology_release_src */
+    struct mr_json src;          /* for messages (mr_json_error(&t->src, "/train/lr", ...)); all NULL in a struct that was not loaded */
     struct { char name[MR_NAME_MAX]; char dir[MR_PATH]; uint64_t seed; } run;
     struct { char checkpoint[MR_PATH]; int layers[MR_TOPO_LAYERS]; int n_layers; } target;
     struct {
@@ -41,8 +41,9 @@ struct mr_topology {
         int max_position_embeddings;
         int sliding_window;              /* 0 = none */
         int n_sliding;                   /* first n layers are sliding_attention */
-        int causal, window_origin;       /* -1 = default: sliding -> causal, full -> not; origin 0 = query */
-        char init[MR_PATH];              /* "normal" or "checkpoint:DIR" */
+        int causal;                      /* -1 = by layer: sliding -> causal, full -> not */
+        int window_origin;               /* 0 query, 1 anchor */
+        char init[MR_PATH];              /* "normal" or "checkpoint:DIR" (absolute) */
         double init_std;                 /* 0.02 */
     } drafter;
     struct {
@@ -66,16 +67,23 @@ struct mr_topology {
     struct { char listen[64]; } metrics;
     struct mr_topo_actor actor[MR_MAX_ACTORS];
     int n_actors, n_targets, n_drafters, n_keepers;
-    char device[MR_TOPO_DEVICES][40];
+    char device[MR_TOPO_DEVICES][40];             /* of targets, drafters and keepers, in order of first use */
     int n_devices;
 };
 
-/* Loads PATH, applies `set` ("/pointer=JSON"), fills defaults, checks.  0 or -1 (MR_EXIT_CONFIG).  On success *t is owned by the caller. */
+/* Loads PATH, applies `set` ("/pointer=JSON", copied), fills defaults, checks.  A keeper is added for every CUDA device that a target or
+ * drafter uses and that has none.  0 or -1 (MR_EXIT_CONFIG).  On success *t is owned by the caller (mr_topology_free); on failure nothing
+ * is left to free. */
 int mr_topology_load(struct mr_topology *t, const char *path, const char *const *set, int n_set, struct mr_err *err);
 void mr_topology_free(struct mr_topology *t);
 
-/* The resolved topology as JSON: loading it gives the same struct.  Writes PATH atomically. */
+/* The resolved topology as JSON, one entry per slot: loading it gives the same struct.  Writes PATH atomically. */
 int mr_topology_save(const struct mr_topology *t, const char *path, struct mr_err *err);
+
+/* Do slabs lie on device[d]?  Where a target writes; but GPU targets of CPU drafters write to /dev/shm, that is "cpu". */
+int mr_topo_slabs_on(const struct mr_topology *t, int d);
+/* Slabs of the whole run: slabs_per_device times the devices above. */
+int mr_topo_slabs(const struct mr_topology *t);
 
 /* M = grad_accum * drafters. */
 static inline int mr_topo_places(const struct mr_topology *t) { return t->train.grad_accum * t->n_drafters; }
