@@ -5,3 +5,7 @@ endforeach()
 foreach(set dflash_b sf_fp32 sf_fp32_swa sf_fp32_dpace)
   add_test(NAME golden_dflash_${set} COMMAND golden_dflash ${CMAKE_CURRENT_SOURCE_DIR}/goldens/dflash/${set})
 endforeach()
+
+# A whole run in one process: for profiling, and as the yardstick of what the runtime costs.
+add_executable(train_demo train_demo.c)
+target_link_libraries(train_demo PRIVATE mr_actors)
