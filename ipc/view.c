@@ -90,7 +90,7 @@ unsigned mr_step_places(const struct mr_seg *s, unsigned step)
 {
     unsigned e = mr_epoch_of_step(s, step), first = mr_step_first_pos(s, step), left;
 
-    if (e == s->hdr->n_epochs)
+    if (e == s->hdr->n_epochs || step >= s->hdr->steps_total)   /* max_steps may end the run within an epoch */
         return 0;
     left = s->epochs[e + 1].first_pos - first;      /* a step never spans two epochs */
     return left < s->hdr->n_places ? left : s->hdr->n_places;
