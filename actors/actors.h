@@ -25,11 +25,12 @@ int mr_actor_run(struct mr_env *e);
 /* ---- synthetic engines (actors/synthetic.c) -------------------------------------------------------------------------------- */
 
 int mr_synthetic_target_create(struct mr_target_engine *e, const struct mr_topology *t, unsigned slot, struct mr_err *err);
-int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, uint64_t param_count, unsigned slot,
+/* Borrows the layout. */
+int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_dlayout *l, unsigned slot,
                                 struct mr_err *err);
 /* Adds to param (P) what the synthetic drafters add when every microbatch of `p` is applied exactly once in `epoch`.  Integers below
- * 2^24: exact in f32, whatever the order. */
-void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, float *param, uint64_t P);
+ * 2^24: exact in f32, whatever the order.  Only the layout's first tensor changes. */
+void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, const struct mr_dlayout *l, float *param);
 
 /* ---- engines over a kernel table (actors/model_engine.c) ------------------------------------------------------------------- */
 

@@ -13,7 +13,6 @@
 #include "actors/actors.h"
 #include "base/log.h"
 #include "base/point.h"
-#include "ipc/atomic.h"
 #include "ipc/step.h"
 
 static int map_state(struct mr_drafter *d, struct mr_err *err)
@@ -76,9 +75,8 @@ static int join(struct mr_drafter *d)
     if (rc != MR_GO_ON)
         return rc;
     MR_POINT("drafter.join.zeroed");
-    mr_st(&e->me->joined, 1);
+    mr_step_join(e->seg, e->slot);
     MR_POINT("drafter.joined");
-    mr_evc_bump(e->evc);
     return MR_GO_ON;
 }
 

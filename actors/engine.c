@@ -13,6 +13,6 @@ int mr_drafter_engine_create(struct mr_drafter_engine *e, const struct mr_topolo
                              struct mr_err *err)
 {
     if (t->actor[slot].engine == MR_ENGINE_SYNTHETIC)
-        return mr_synthetic_drafter_create(e, t, c->layout.P, slot, err);
+        return mr_synthetic_drafter_create(e, t, &c->layout, slot, err);
     return mr_model_drafter_create(e, t, c, slot, err);
 }

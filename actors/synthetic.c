@@ -17,7 +17,7 @@
 
 struct synthetic {
     double us_per_token, us_per_item, jitter;
-    uint64_t P;
+    const struct mr_dlayout *l;  /* drafter */
 };
 
 struct stamp {
@@ -53,7 +53,7 @@ static void destroy(void *self)
     free(self);
 }
 
-static struct synthetic *create(const struct mr_topology *t, unsigned slot, uint64_t P, struct mr_err *err)
+static struct synthetic *create(const struct mr_topology *t, unsigned slot, const struct mr_dlayout *l, struct mr_err *err)
 {
     const struct mr_topo_actor *a = &t->actor[slot];
     struct synthetic *s = malloc(sizeof(*s));
@@ -62,7 +62,7 @@ static struct synthetic *create(const struct mr_topology *t, unsigned slot, uint
         mr_err_set(err, MR_EXIT_ENV, "%s/%u: out of memory", mr_kind_name(a->kind), a->index);
         return NULL;
     }
-    *s = (struct synthetic){.us_per_token = a->us_per_token, .us_per_item = a->us_per_item, .jitter = a->jitter, .P = P};
+    *s = (struct synthetic){.us_per_token = a->us_per_token, .us_per_item = a->us_per_item, .jitter = a->jitter, .l = l};
     return s;
 }
 
@@ -82,7 +82,7 @@ static int forward(void *self, const struct mr_batch *b, void *slab, struct mr_e
 
 int mr_synthetic_target_create(struct mr_target_engine *e, const struct mr_topology *t, unsigned slot, struct mr_err *err)
 {
-    *e = (struct mr_target_engine){.self = create(t, slot, 0, err), .forward = forward, .destroy = destroy};
+    *e = (struct mr_target_engine){.self = create(t, slot, NULL, err), .forward = forward, .destroy = destroy};
     return e->self ? 0 : -1;
 }
 
@@ -100,11 +100,12 @@ static int check_stamp(const struct mr_batch *b, const void *slab, const char *w
                       (unsigned long long)st.pos, st.pos == b->pos ? " (other samples)" : "");
 }
 
-static void add_sample(float *param, uint64_t P, unsigned epoch, uint32_t sample)
+/* Into the first tensor: the gaps between tensors are in no checkpoint. */
+static void add_sample(float *param, const struct mr_dlayout *l, unsigned epoch, uint32_t sample)
 {
     uint64_t h = mr_mix64(sample);
 
-    param[h % P] += (float)(1 + mr_mix64(h ^ epoch) % 7);
+    param[l->t[0].offset + h % l->t[0].n] += (float)(1 + mr_mix64(h ^ epoch) % 7);
 }
 
 static uint64_t count_labels(const struct mr_batch *b)
@@ -129,7 +130,7 @@ static int accumulate(void *self, const struct mr_batch *b, const void *slab, co
     if (check_stamp(b, slab, "after", err))
         return -1;
     for (int i = 0; i < b->n_seqs; i++)
-        add_sample(acc, s->P, b->epoch, b->sample[i]);
+        add_sample(acc, s->l, b->epoch, b->sample[i]);
     *st = (struct mr_draft_stats){
         .loss_sum = 2.0 * (double)labels, .weight_sum = (double)labels, .blocks = (uint64_t)b->n_seqs, .accepted = (uint64_t)b->n_seqs / 2,
         .labels = labels, .correct = labels / 3, .draft_tokens = (uint32_t)b->n_seqs,
@@ -141,7 +142,7 @@ static int sum(void *self, const float *const *src, int n, float *dst)
 {
     const struct synthetic *s = self;
 
-    for (uint64_t i = 0; i < s->P; i++) {
+    for (uint64_t i = 0; i < s->l->P; i++) {
         float x = src[0][i];
 
         for (int k = 1; k < n; k++)
@@ -174,22 +175,22 @@ static int zero(void *self, float *acc)
 {
     const struct synthetic *s = self;
 
-    memset(acc, 0, s->P * sizeof(*acc));
+    memset(acc, 0, s->l->P * sizeof(*acc));
     return 0;
 }
 
-int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, uint64_t param_count, unsigned slot,
+int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_dlayout *l, unsigned slot,
                                 struct mr_err *err)
 {
     *e = (struct mr_drafter_engine){
-        .self = create(t, slot, param_count, err), .accumulate = accumulate, .sum = sum, .apply = apply, .zero = zero, .destroy = destroy,
+        .self = create(t, slot, l, err), .accumulate = accumulate, .sum = sum, .apply = apply, .zero = zero, .destroy = destroy,
     };
     return e->self ? 0 : -1;
 }
 
-void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, float *param, uint64_t P)
+void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, const struct mr_dlayout *l, float *param)
 {
     for (uint32_t i = 0; i < p->n; i++)
         for (uint32_t k = 0; k < p->entry[i].n_seqs; k++)
-            add_sample(param, P, epoch, p->sample[p->entry[i].first_sample + k]);
+            add_sample(param, l, epoch, p->sample[p->entry[i].first_sample + k]);
 }

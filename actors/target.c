@@ -32,6 +32,7 @@ static int extract(struct target *t, unsigned idx, uint64_t word)
     struct mr_err err = {0};
     uint64_t t0 = mr_now_ns();
     char *base = mr_arena_base(&e->map, e->seg, slab->arena, 0, &err);
+    uint64_t generation;
     int rc;
 
     e->seg->items[idx].extractions++;
@@ -40,7 +41,10 @@ static int extract(struct target *t, unsigned idx, uint64_t word)
         return mr_env_fail(e, &err);
     }
     MR_POINT("target.forward.done");
+    generation = e->map.at[slab->arena].generation;
     rc = mr_slab_assign(e->seg, (unsigned)t->slab, e->slot, e->inc, idx, b.pos);
+    if (!rc && e->seg->items[idx].generation != generation)
+        rc = -ESTALE;                                /* the keeper was replaced meanwhile: we wrote into memory that is no more */
     if (rc)
         return mr_env_lost(e, "slab to item", b.pos, rc);
     t->slab = -1;
