@@ -163,7 +163,8 @@ static int alloc_host(struct mr_dflash *d)
     d->h.ce = malloc(R * sizeof(float));
     d->h.decay = malloc((size_t)d->c->block_size * sizeof(float));
     d->h.labelled = malloc(R);
-    return d->h.ids && d->h.pos && d->h.sel && d->h.label && d->h.argmax && d->h.ctx_pos && d->h.weight && d->h.ce && d->h.decay && d->h.labelled
+    return d->h.ids && d->h.pos && d->h.sel && d->h.label && d->h.argmax && d->h.ctx_pos && d->h.weight && d->h.ce && d->h.decay &&
+                   d->h.labelled
                ? 0
                : -ENOMEM;
 }
@@ -206,8 +207,9 @@ static int build(struct mr_dflash *d, struct mr_err *err)
     carve_all(d, &v);
     d->work = d->k->op->alloc(d->k, v.at);
     if (!d->work)
-        return mr_err_set(err, MR_EXIT_ENV, "out of memory for the drafter's activations: %zu bytes for %d tokens and %d block rows on the %s backend",
-                          v.at, d->o.max_tokens, d->R, d->k->op->name);
+        return mr_err_set(err, MR_EXIT_ENV,
+                          "out of memory for the drafter's activations: %zu bytes for %d tokens and %d block rows on the %s backend", v.at,
+                          d->o.max_tokens, d->R, d->k->op->name);
     v = (struct mr_carve){.base = d->work};
     carve_all(d, &v);
     if (fill_tables(d))
@@ -215,8 +217,8 @@ static int build(struct mr_dflash *d, struct mr_err *err)
     return 0;
 }
 
-struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_config *c, const struct mr_dlayout *l, const struct mr_frozen *frozen,
-                                   const struct mr_dflash_opts *o, struct mr_err *err)
+struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_config *c, const struct mr_dlayout *l,
+                                   const struct mr_frozen *frozen, const struct mr_dflash_opts *o, struct mr_err *err)
 {
     struct mr_dflash *d = calloc(1, sizeof *d);
 
@@ -232,7 +234,8 @@ struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_confi
     d->nq = c->n_heads * c->head_dim;
     d->nk = c->n_kv_heads * c->head_dim;
     if (frozen->H != c->hidden_size)
-        mr_err_set(err, MR_EXIT_CONFIG, "the drafter's hidden_size is %d, the target's is %d: they share embedding and head, so they must be equal",
+        mr_err_set(err, MR_EXIT_CONFIG,
+                   "the drafter's hidden_size is %d, the target's is %d: they share embedding and head, so they must be equal",
                    c->hidden_size, frozen->H);
     else if (!build(d, err))
         return d;
@@ -362,7 +365,8 @@ static int dpace_weights(struct mr_dflash *d)
     const struct mr_k_ops *op = d->k->op;
     size_t bytes = (size_t)d->n_sel * sizeof(float);
 
-    DO(op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce, NULL, NULL));
+    DO(op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce, NULL,
+              NULL));
     DO(op->d2h(d->k, d->h.ce, d->ce, bytes));
     DO(op->sync(d->k));
     for (int s = 0, e; s < d->n_sel; s = e) {
@@ -379,8 +383,8 @@ static int loss(struct mr_dflash *d, int want_dx)
 
     if (d->o.loss)
         DO(dpace_weights(d));
-    DO(op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce, d->argmax,
-              want_dx ? d->dx2 : NULL));
+    DO(op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce,
+              d->argmax, want_dx ? d->dx2 : NULL));
     DO(op->d2h(d->k, d->h.ce, d->ce, (size_t)d->n_sel * sizeof(float)));
     return op->d2h(d->k, d->h.argmax, d->argmax, (size_t)d->n_sel * sizeof(int32_t));
 }

@@ -53,8 +53,8 @@ struct mr_dflash_result {
 struct mr_dflash;
 
 /* `k`, `c`, `l` and `frozen` (with head) are borrowed and must outlive the object.  NULL with err. */
-struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_config *c, const struct mr_dlayout *l, const struct mr_frozen *frozen,
-                                   const struct mr_dflash_opts *o, struct mr_err *err);
+struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_config *c, const struct mr_dlayout *l,
+                                   const struct mr_frozen *frozen, const struct mr_dflash_opts *o, struct mr_err *err);
 void mr_dflash_destroy(struct mr_dflash *d);
 
 /* The parameters (P) f32, device memory, of the calls that follow.  A backend with f32 activations reads them where they are; others

@@ -9,15 +9,16 @@
 int mr_dflash_mat_dx(const struct mr_dflash *d, const struct dmat *W, int m, const void *dy, int ldy, void *dx, int acc)
 {
     for (int i = 0; i < W->n_parts; i++)
-        DO(d->k->op->linear_dx(d->k, m, W->part[i].rows, W->cols, dat(d, dy, (size_t)W->part[i].col), ldy, dw(d, W->part[i].off), dx, W->cols,
-                               acc || i > 0));
+        DO(d->k->op->linear_dx(d->k, m, W->part[i].rows, W->cols, dat(d, dy, (size_t)W->part[i].col), ldy, dw(d, W->part[i].off), dx,
+                               W->cols, acc || i > 0));
     return 0;
 }
 
 int mr_dflash_mat_dw(const struct mr_dflash *d, const struct dmat *W, int m, const void *dy, int ldy, const void *x, float *acc)
 {
     for (int i = 0; i < W->n_parts; i++)
-        DO(d->k->op->linear_dw(d->k, m, W->part[i].rows, W->cols, dat(d, dy, (size_t)W->part[i].col), ldy, x, W->cols, acc + W->part[i].off));
+        DO(d->k->op->linear_dw(d->k, m, W->part[i].rows, W->cols, dat(d, dy, (size_t)W->part[i].col), ldy, x, W->cols,
+                               acc + W->part[i].off));
     return 0;
 }
 

@@ -8,7 +8,8 @@
 int mr_dflash_mat(const struct mr_dflash *d, const struct dmat *W, int m, const void *x, void *y, int ldy)
 {
     for (int i = 0; i < W->n_parts; i++)
-        DO(d->k->op->linear(d->k, m, W->part[i].rows, W->cols, x, W->cols, dw(d, W->part[i].off), dat(d, y, (size_t)W->part[i].col), ldy, 0));
+        DO(d->k->op->linear(d->k, m, W->part[i].rows, W->cols, x, W->cols, dw(d, W->part[i].off), dat(d, y, (size_t)W->part[i].col), ldy,
+                            0));
     return 0;
 }
 
@@ -59,8 +60,8 @@ static int attend(struct mr_dflash *d, int i)
     DO(mr_dflash_mat(d, &w->kv, R, a->n1, a->kv, ld));
     DO(op->head_norm_rope(d->k, R, nh, hd, a->q, d->nq, dw(d, w->qn), eps, d->pos, d->cs, a->q_pre, a->rq));
     DO(op->head_norm_rope(d->k, R, kv, hd, a->kv, ld, dw(d, w->kn), eps, d->pos, d->cs, a->k_pre, a->rk));
-    return op->attn_block(d->k, &blocks, d->cu, d->b->cu, &mask, nh, kv, hd, a->q, d->ctx[i].kv, dat(d, d->ctx[i].kv, (size_t)d->nk), ld, a->kv,
-                          dat(d, a->kv, (size_t)d->nk), ld, a->o, a->lse);
+    return op->attn_block(d->k, &blocks, d->cu, d->b->cu, &mask, nh, kv, hd, a->q, d->ctx[i].kv, dat(d, d->ctx[i].kv, (size_t)d->nk), ld,
+                          a->kv, dat(d, a->kv, (size_t)d->nk), ld, a->o, a->lse);
 }
 
 /* x_next = x1 + MLP(n2), and y = its norm with weight `w` */

@@ -47,17 +47,18 @@ static int check_pair(const struct eval *e, struct mr_err *err)
     const struct mr_model_config *t = &e->target;
 
     if (c->hidden_size != t->hidden_size || c->target_hidden != t->hidden_size)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: hidden_size %d, but the target %s has %d: this drafter belongs to another target", e->o->draft,
-                          c->hidden_size, e->o->target, t->hidden_size);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: hidden_size %d, but the target %s has %d: this drafter belongs to another target",
+                          e->o->draft, c->hidden_size, e->o->target, t->hidden_size);
     if (c->vocab_size != t->vocab_size)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: vocab_size %d, but the target %s has %d: this drafter belongs to another target", e->o->draft,
-                          c->vocab_size, e->o->target, t->vocab_size);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: vocab_size %d, but the target %s has %d: this drafter belongs to another target",
+                          e->o->draft, c->vocab_size, e->o->target, t->vocab_size);
     if (c->target_layers != t->n_layers)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: num_target_layers %d, but the target %s has %d layers: this drafter belongs to another target",
-                          e->o->draft, c->target_layers, e->o->target, t->n_layers);
+        return mr_err_set(err, MR_EXIT_CONFIG,
+                          "%s: num_target_layers %d, but the target %s has %d layers: this drafter belongs to another target", e->o->draft,
+                          c->target_layers, e->o->target, t->n_layers);
     if (c->mask_token_id < 0 || c->mask_token_id >= t->embedding_rows)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: mask_token_id %d has no row in the target's embedding (%d rows)", e->o->draft, c->mask_token_id,
-                          t->embedding_rows);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: mask_token_id %d has no row in the target's embedding (%d rows)", e->o->draft,
+                          c->mask_token_id, t->embedding_rows);
     if (c->block_size < 2 || c->block_size > MR_EVAL_SLOTS)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: block_size %d; 2 to %d can be evaluated", e->o->draft, c->block_size, MR_EVAL_SLOTS);
     return 0;
@@ -231,7 +232,8 @@ static int eval_row(struct eval *e, uint64_t i, struct mr_err *err)
     if (!rc)
         rc = mr_dflash_forward(e->d, &b, e->argmax, e->ce, &unused);
     if (rc)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: row %" PRIu64 ": the %s backend failed: %s", e->o->data, i, e->k->op->name, strerror(-rc));
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: row %" PRIu64 ": the %s backend failed: %s", e->o->data, i, e->k->op->name,
+                          strerror(-rc));
     mr_eval_walk(row.ids, row.n, first, e->c.block_size, e->argmax, &e->r->blocks, &e->r->advances);
     count(e, &row, first);
     e->r->rows++;
@@ -305,7 +307,8 @@ static void print_table(const struct mr_eval_result *r)
     uint64_t labels, correct;
 
     total(r, &labels, &correct);
-    printf("acceptance length  %.4f   (%" PRIu64 " tokens in %" PRIu64 " blocks, %" PRIu64 " rows)\n", accept_len(r), r->advances, r->blocks, r->rows);
+    printf("acceptance length  %.4f   (%" PRIu64 " tokens in %" PRIu64 " blocks, %" PRIu64 " rows)\n", accept_len(r), r->advances,
+           r->blocks, r->rows);
     printf("loss               %.4f   accuracy %.4f   (%" PRIu64 " supervised slots)\n", ratio(r->loss_sum, labels),
            ratio((double)correct, labels), labels);
     printf("accuracy by slot  ");
@@ -355,8 +358,9 @@ static long long number(const char *s, long long min, long long max)
 /* 0, or the exit code after a usage line. */
 static int parse(int argc, char **argv, struct mr_eval_opts *o, int *json)
 {
-    static const struct option opt[] = {{"target", 1, NULL, 't'}, {"draft", 1, NULL, 'd'},   {"data", 1, NULL, 'f'},  {"limit", 1, NULL, 'n'},
-                                        {"json", 0, NULL, 'j'},   {"threads", 1, NULL, 'p'}, {"device", 1, NULL, 'k'}, {NULL, 0, NULL, 0}};
+    static const struct option opt[] = {{"target", 1, NULL, 't'}, {"draft", 1, NULL, 'd'}, {"data", 1, NULL, 'f'},
+                                        {"limit", 1, NULL, 'n'},  {"json", 0, NULL, 'j'},  {"threads", 1, NULL, 'p'},
+                                        {"device", 1, NULL, 'k'}, {NULL, 0, NULL, 0}};
     long long v;
     int c;
 
@@ -372,7 +376,8 @@ static int parse(int argc, char **argv, struct mr_eval_opts *o, int *json)
         case 'p':
             v = number(optarg, 1, c == 'n' ? INT64_MAX : 1024);
             if (v < 0)
-                return usage(c == 'n' ? "--limit wants a whole number of rows, at least 1, not " : "--threads wants 1 to 1024, not ", optarg);
+                return usage(c == 'n' ? "--limit wants a whole number of rows, at least 1, not " : "--threads wants 1 to 1024, not ",
+                             optarg);
             if (c == 'n')
                 o->limit = (uint64_t)v;
             else

@@ -57,8 +57,9 @@ static int make_empty_dir(const char *dir, struct mr_err *err)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
             break;
     if (e)
-        mr_err_set(err, MR_EXIT_CONFIG, "%s is not empty (it has %s): export writes into a new or empty directory; name another one, or remove it",
-                   dir, e->d_name);
+        mr_err_set(err, MR_EXIT_CONFIG,
+                   "%s is not empty (it has %s): export writes into a new or empty directory; name another one, or remove it", dir,
+                   e->d_name);
     closedir(d);
     return e ? -1 : 0;
 }

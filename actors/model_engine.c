@@ -178,8 +178,10 @@ static int drafter_apply(void *self, const struct mr_drafter_view *v, unsigned s
         return failed(err, "gradient norm", x->k, rc);
     *norm = sqrt(sumsq) / weight;
     if (!isfinite(*norm))
-        return mr_err_set(err, MR_EXIT_FAILED, "step %u: the gradient's norm is %f: not one parameter was changed; the learning rate %g is probably "
-                          "too high, or the target's hidden states are not finite", step, *norm, x->t->train.lr);
+        return mr_err_set(err, MR_EXIT_FAILED,
+                          "step %u: the gradient's norm is %f: not one parameter was changed; the learning rate %g is probably "
+                          "too high, or the target's hidden states are not finite",
+                          step, *norm, x->t->train.lr);
     scale = 1.0 / weight;
     if (clip > 0 && *norm + 1e-6 > clip)
         scale *= clip / (*norm + 1e-6);

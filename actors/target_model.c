@@ -99,15 +99,18 @@ int mr_load_tensor(struct mr_k *k, const struct mr_model_files *files, const cha
     if (!t)
         return mr_err_set(err, MR_EXIT_CONFIG, "target checkpoint: tensor %s is missing", name);
     if (t->n != n)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has %llu elements, the config says %zu", st->path, name, (unsigned long long)t->n, n);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has %llu elements, the config says %zu", st->path, name,
+                          (unsigned long long)t->n, n);
     if (k_dtype(t->dtype, &dtype, &bytes))
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has dtype %s; F32, BF16 and F16 can be loaded", st->path, name, t->dtype_name);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has dtype %s; F32, BF16 and F16 can be loaded", st->path, name,
+                          t->dtype_name);
     if ((uintptr_t)mr_st_data(st, t) % bytes)
         rc = load_unaligned(k, dst, mr_st_data(st, t), dtype, n, bytes);
     else
         rc = k->op->load(k, dst, mr_st_data(st, t), dtype, n);
     if (rc)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: loading tensor %s to the %s backend failed: %s", st->path, name, k->op->name, strerror(-rc));
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: loading tensor %s to the %s backend failed: %s", st->path, name, k->op->name,
+                          strerror(-rc));
     return 0;
 }
 

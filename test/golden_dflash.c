@@ -95,7 +95,8 @@ static void read_rows(struct set *s)
     const struct mr_st_tensor *t = golden_need(&s->g, "in.input_ids"), *a = golden_need(&s->g, "in.anchors");
     int N = (int)t->shape[0], S = (int)t->shape[1];
     int32_t *ids = golden_i32(&s->g, "in.input_ids"), *anchors = golden_i32(&s->g, "in.anchors");
-    float *mask = golden_f32(&s->g, "in.loss_mask"), *features = golden_f32(&s->g, "in.target_hidden"), *keep = golden_f32(&s->g, "in.keep");
+    float *mask = golden_f32(&s->g, "in.loss_mask"), *features = golden_f32(&s->g, "in.target_hidden"),
+          *keep = golden_f32(&s->g, "in.keep");
     size_t F = (size_t)s->c.K * (size_t)s->c.target_hidden;
 
     s->n_slots = (int)a->shape[1];

@@ -58,9 +58,22 @@ static inline void tiny_open(struct tiny *t, int hidden)
     memset(t, 0, sizeof *t);
     t->k = mr_k_cpu_create(1);
     assert_non_null(t->k);
-    t->c = (struct mr_drafter_config){.hidden_size = hidden, .intermediate_size = 22, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 6,
-                                      .K = 2, .target_hidden = hidden, .target_layers = 4, .layer_ids = {0, 2}, .block_size = 4, .mask_token_id = 1,
-                                      .vocab_size = 37, .max_position = 128, .rms_eps = 1e-6, .rope_theta = 1e4};
+    t->c = (struct mr_drafter_config){.hidden_size = hidden,
+                                      .intermediate_size = 22,
+                                      .n_layers = 2,
+                                      .n_heads = 4,
+                                      .n_kv_heads = 2,
+                                      .head_dim = 6,
+                                      .K = 2,
+                                      .target_hidden = hidden,
+                                      .target_layers = 4,
+                                      .layer_ids = {0, 2},
+                                      .block_size = 4,
+                                      .mask_token_id = 1,
+                                      .vocab_size = 37,
+                                      .max_position = 128,
+                                      .rms_eps = 1e-6,
+                                      .rope_theta = 1e4};
     assert_int_equal(mr_dlayout_make(&t->l, &t->c), 0);
     t->frozen = (struct mr_frozen){.k = t->k, .rows = 37, .vocab = 37, .H = hidden};
     t->frozen.embed = t->k->op->alloc(t->k, 37 * (size_t)hidden * sizeof(float));
@@ -98,8 +111,14 @@ static inline void tiny_close(struct tiny *t)
 
 static inline struct mr_dflash *tiny_model(const struct tiny *t, int train, int chunk_rows, enum mr_dflash_rows rows, int loss)
 {
-    struct mr_dflash_opts o = {.max_tokens = TINY_TOKENS, .max_seqs = TINY_SEQS, .max_blocks = TINY_BLOCKS, .chunk_rows = chunk_rows, .gamma = 3.0,
-                               .train = train, .rows = rows, .loss = loss};
+    struct mr_dflash_opts o = {.max_tokens = TINY_TOKENS,
+                               .max_seqs = TINY_SEQS,
+                               .max_blocks = TINY_BLOCKS,
+                               .chunk_rows = chunk_rows,
+                               .gamma = 3.0,
+                               .train = train,
+                               .rows = rows,
+                               .loss = loss};
     struct mr_err err = {0};
     struct mr_dflash *d = mr_dflash_create(t->k, &t->c, &t->l, &t->frozen, &o, &err);
 
@@ -110,8 +129,15 @@ static inline struct mr_dflash *tiny_model(const struct tiny *t, int train, int 
 
 static inline struct mr_dflash_batch tiny_batch(const struct tiny *t)
 {
-    return (struct mr_dflash_batch){.n_seqs = TINY_SEQS, .n_tokens = TINY_TOKENS, .n_blocks = t->n_blocks, .ids = t->ids, .cu = t->cu, .mask = t->mask,
-                                    .features = t->features, .seq = t->seq, .pos = t->pos};
+    return (struct mr_dflash_batch){.n_seqs = TINY_SEQS,
+                                    .n_tokens = TINY_TOKENS,
+                                    .n_blocks = t->n_blocks,
+                                    .ids = t->ids,
+                                    .cu = t->cu,
+                                    .mask = t->mask,
+                                    .features = t->features,
+                                    .seq = t->seq,
+                                    .pos = t->pos};
 }
 
 /* Gradient (P) of a batch, malloc'd. */

@@ -107,8 +107,15 @@ static void split_gives_the_same_sums(void **state)
     for (int s = 0; s < TINY_SEQS; s++) {
         const int32_t cu[2] = {0, t.cu[s + 1] - t.cu[s]}, seq[4] = {0, 0, 0, 0};
 
-        b = (struct mr_dflash_batch){.n_seqs = 1, .n_tokens = cu[1], .n_blocks = 4, .ids = t.ids + t.cu[s], .cu = cu, .mask = t.mask + t.cu[s],
-                                     .features = t.features + t.cu[s] * 2 * t.c.hidden_size, .seq = seq, .pos = t.pos + 4 * s};
+        b = (struct mr_dflash_batch){.n_seqs = 1,
+                                     .n_tokens = cu[1],
+                                     .n_blocks = 4,
+                                     .ids = t.ids + t.cu[s],
+                                     .cu = cu,
+                                     .mask = t.mask + t.cu[s],
+                                     .features = t.features + t.cu[s] * 2 * t.c.hidden_size,
+                                     .seq = seq,
+                                     .pos = t.pos + 4 * s};
         assert_int_equal(mr_dflash_accumulate(d, &b, sum, &part), 0);
         loss += part.loss_sum;
         weight += part.weight_sum;

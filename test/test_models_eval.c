@@ -45,9 +45,22 @@ static void path_of(char out[512], const char *name) { snprintf(out, 512, "%s/%s
 
 static int make_drafter(void **state)
 {
-    struct mr_drafter_config c = {.hidden_size = 64, .intermediate_size = 96, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .K = 2,
-                                  .target_hidden = 64, .target_layers = 4, .layer_ids = {1, 2}, .block_size = 4, .mask_token_id = 3,
-                                  .vocab_size = 320, .max_position = 1024, .rms_eps = 1e-6, .rope_theta = 1e4};
+    struct mr_drafter_config c = {.hidden_size = 64,
+                                  .intermediate_size = 96,
+                                  .n_layers = 1,
+                                  .n_heads = 4,
+                                  .n_kv_heads = 2,
+                                  .head_dim = 16,
+                                  .K = 2,
+                                  .target_hidden = 64,
+                                  .target_layers = 4,
+                                  .layer_ids = {1, 2},
+                                  .block_size = 4,
+                                  .mask_token_id = 3,
+                                  .vocab_size = 320,
+                                  .max_position = 1024,
+                                  .rms_eps = 1e-6,
+                                  .rope_theta = 1e4};
     struct mr_dlayout l;
     struct mr_err err = {0};
     float *param;
@@ -81,7 +94,8 @@ static int make_drafter(void **state)
 
 static int remove_all(void **state)
 {
-    static const char *const name[] = {"ckpt/config.json", "ckpt/model.safetensors", "out/config.json", "out/model.safetensors", "ckpt", "out", "rows.jsonl"};
+    static const char *const name[] = {
+        "ckpt/config.json", "ckpt/model.safetensors", "out/config.json", "out/model.safetensors", "ckpt", "out", "rows.jsonl"};
     char path[512];
 
     (void)state;
@@ -122,7 +136,8 @@ static void eval_counts_rows_blocks_and_slots(void **state)
 static void eval_refuses_a_foreign_drafter(void **state)
 {
     char draft[512], data[512];
-    struct mr_eval_opts o = {.target = MR_SOURCE_DIR "/test/goldens/dflash/dflash_b", .draft = draft, .data = data, .device = "cpu", .threads = 1};
+    struct mr_eval_opts o = {
+        .target = MR_SOURCE_DIR "/test/goldens/dflash/dflash_b", .draft = draft, .data = data, .device = "cpu", .threads = 1};
     struct mr_eval_result r;
     struct mr_err err = {0};
 
