@@ -4,7 +4,7 @@
 set -euo pipefail
 what=${1:-test}
 packages=(build-essential cmake ninja-build pkg-config ca-certificates git python3
-          liburing-dev libjansson-dev libdnnl-dev libmicrohttpd-dev)
+          liburing-dev libjansson-dev libdnnl-dev libmicrohttpd-dev libncurses-dev)
 if [ "$what" = test ]; then
   packages+=(libcmocka-dev spin valgrind procps)
 fi

@@ -1,0 +1,27 @@
+/* One sentence about how a process ended, from what is known for certain: its exit status, the cgroup's out-of-memory count, our own reason. */
+#ifndef MR_RUNTIME_DEATH_H
+#define MR_RUNTIME_DEATH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Why we ourselves sent SIGKILL or asked it to leave. */
+enum mr_kill_reason { MR_KILL_NONE, MR_KILL_HANG, MR_KILL_STOPPED, MR_KILL_RESTART, MR_KILL_END };
+
+struct mr_death {
+    int code, sig;               /* as mr_child_reap gives them */
+    enum mr_kill_reason why;
+    int drained, acked;          /* the row said so at the end */
+    int oom;                     /* the cgroup's oom_kill count went up since the last look */
+};
+
+/* "failed: exit code 1", "was killed from outside (SIGKILL)", ...: the text after the actor's name. */
+void mr_death_sentence(const struct mr_death *d, char *out, size_t bytes);
+
+/* oom_kill of our cgroup's memory.events, 0 when it cannot be read. */
+uint64_t mr_oom_kills(void);
+
+/* State letter of /proc/<pid>/stat: R S D T t Z ..., '?' when it cannot be read. */
+char mr_pid_state(int pid);
+
+#endif

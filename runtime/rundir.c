@@ -1,0 +1,331 @@
+/* The run directory: see rundir.h. */
+#include "runtime/rundir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/jsonl.h"
+
+enum { FILE_PATH = MR_PATH + 64 };
+
+char *mr_rundir_file(const struct mr_rundir *d, const char *name, char *out)
+{
+    if (snprintf(out, FILE_PATH, "%s/%s", d->path, name) >= FILE_PATH)
+        out[0] = 0;                                    /* a name that nothing has: the caller's open fails */
+    return out;
+}
+
+static int make_path(const char *path)
+{
+    char copy[MR_PATH];
+
+    snprintf(copy, sizeof copy, "%s", path);
+    for (char *p = copy + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        if (mkdir(copy, 0755) && errno != EEXIST)
+            return -1;
+        *p = '/';
+    }
+    return mkdir(copy, 0755) && errno != EEXIST ? -1 : 0;
+}
+
+static int has_content(const struct mr_rundir *d, const char *name)
+{
+    char path[FILE_PATH];
+    struct stat st;
+
+    return lstat(mr_rundir_file(d, name, path), &st) == 0 && (S_ISLNK(st.st_mode) || st.st_size > 0);
+}
+
+static int take_lock(struct mr_rundir *d, struct mr_err *err)
+{
+    char path[FILE_PATH];
+
+    d->lock_fd = open(mr_rundir_file(d, ".lock", path), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (d->lock_fd < 0)
+        return mr_err_set(err, MR_EXIT_ENV, "/run/dir: cannot write in %s: %s", mr_err_path(d->path, 200), strerror(errno));
+    if (flock(d->lock_fd, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    if (errno == EWOULDBLOCK)
+        return mr_err_set(err, MR_EXIT_CONFIG, "/run/dir: %s is in use by another live run: choose another directory, or stop that run",
+                          mr_err_path(d->path, 200));
+    return 0;                                          /* a file system without locks: the live-name check still stands */
+}
+
+static int probe(const struct mr_rundir *d, struct mr_err *err)
+{
+    char path[FILE_PATH];
+    static const char text[] = "probe\n";
+
+    if (mr_write_file(mr_rundir_file(d, ".probe", path), text, sizeof text - 1, err))
+        return mr_err_prefix(err, "/run/dir");
+    unlink(path);
+    return 0;
+}
+
+int mr_rundir_open(struct mr_rundir *d, const char *path, int resume, struct mr_err *err)
+{
+    static const char *const sub[] = {"checkpoints", "metrics"};
+    char file[FILE_PATH];
+
+    d->lock_fd = -1;
+    snprintf(d->path, sizeof d->path, "%s", path);
+    if (make_path(path))
+        return mr_err_set(err, MR_EXIT_ENV, "/run/dir: cannot make %s: %s", mr_err_path(path, 200), strerror(errno));
+    if (take_lock(d, err))
+        goto fail;
+    if (!resume && (has_content(d, "ledger.jsonl") || has_content(d, "latest"))) {
+        mr_err_set(err, MR_EXIT_CONFIG, "/run/dir: %s holds a run already: go on with it (--resume), or choose another directory (--set /run/dir=...)",
+                   mr_err_path(path, 200));
+        goto fail;
+    }
+    for (size_t i = 0; i < 2; i++)
+        if (mkdir(mr_rundir_file(d, sub[i], file), 0755) && errno != EEXIST) {
+            mr_err_set(err, MR_EXIT_ENV, "/run/dir: cannot make %s: %s", mr_err_path(file, 200), strerror(errno));
+            goto fail;
+        }
+    if (probe(d, err) == 0)
+        return 0;
+fail:
+    mr_rundir_close(d);
+    return -1;
+}
+
+void mr_rundir_close(struct mr_rundir *d)
+{
+    if (d->lock_fd >= 0)
+        close(d->lock_fd);
+    d->lock_fd = -1;
+}
+
+int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_err *err)
+{
+    char path[FILE_PATH];
+    struct mr_json j;
+    json_t *n;
+    int r = 0;
+
+    *step = 0;
+    if (!has_content(d, "latest"))
+        return 0;
+    if (mr_json_load(&j, mr_rundir_file(d, "latest/state.json", path), err))
+        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+    n = json_object_get(j.root, "step");
+    if (!json_is_integer(n) || json_integer_value(n) <= 0 || json_integer_value(n) > MR_STEP_MAX)
+        r = mr_json_error(&j, "/step", err, "--resume: need the number of the step, 1 to %u", MR_STEP_MAX);
+    else
+        *step = (unsigned)json_integer_value(n);
+    mr_json_free(&j);
+    return r;
+}
+
+static int sync_dir(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), r;
+
+    if (fd < 0)
+        return -errno;
+    r = fsync(fd) ? -errno : 0;
+    close(fd);
+    return r;
+}
+
+int mr_rundir_set_latest(const struct mr_rundir *d, unsigned step)
+{
+    char to[64], dir[FILE_PATH], tmp[FILE_PATH], path[FILE_PATH];
+
+    snprintf(to, sizeof to, "checkpoints/step-%u", step);
+    if (access(mr_rundir_file(d, to, dir), F_OK))
+        return -errno;
+    mr_rundir_file(d, "latest.tmp", tmp);
+    if (unlink(tmp) && errno != ENOENT)
+        return -errno;
+    if (symlink(to, tmp) || rename(tmp, mr_rundir_file(d, "latest", path)))
+        return -errno;
+    return sync_dir(d->path);
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+/* Renamed first, so that what a kill leaves of it is never taken for a checkpoint. */
+static int remove_checkpoint(const struct mr_rundir *d, const char *name)
+{
+    char from[FILE_PATH], to[FILE_PATH], rel[300];
+    int gone;
+
+    if (strlen(name) > 200)
+        return -1;
+    snprintf(rel, sizeof rel, "checkpoints/%s", name);
+    mr_rundir_file(d, rel, from);
+    gone = strncmp(name, "gone-", 5) == 0;
+    snprintf(rel, sizeof rel, "checkpoints/%s%s", gone ? "" : "gone-", name);
+    mr_rundir_file(d, rel, to);
+    if (!gone && rename(from, to))
+        return -1;
+    return nftw(to, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Number of "step-N", or -1 for any other name. */
+static long step_of(const char *name)
+{
+    char *end;
+    long n;
+
+    if (strncmp(name, "step-", 5) || name[5] < '0' || name[5] > '9')
+        return -1;
+    n = strtol(name + 5, &end, 10);
+    return *end ? -1 : n;
+}
+
+static int each_checkpoint(const struct mr_rundir *d, int (*want)(const char *name, const void *arg), const void *arg)
+{
+    char path[FILE_PATH];
+    DIR *dir = opendir(mr_rundir_file(d, "checkpoints", path));
+    struct dirent *e;
+    int n = 0;
+
+    while (dir && (e = readdir(dir)))
+        if (e->d_name[0] != '.' && want(e->d_name, arg) && remove_checkpoint(d, e->d_name) == 0)
+            n++;
+    if (dir)
+        closedir(dir);
+    return n;
+}
+
+static int is_below(const char *name, const void *arg)
+{
+    long n = step_of(name);
+
+    return strncmp(name, "gone-", 5) == 0 || (n >= 0 && n < *(const long *)arg);
+}
+
+static int is_unpublished(const char *name, const void *arg)
+{
+    long n = step_of(name);
+
+    return n < 0 || n > *(const long *)arg;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    long x = *(const long *)a, y = *(const long *)b;
+
+    return x > y ? -1 : x < y;
+}
+
+int mr_rundir_prune(const struct mr_rundir *d, unsigned latest, int keep)
+{
+    char path[FILE_PATH];
+    DIR *dir;
+    struct dirent *e;
+    long *step = NULL, floor_step;
+    size_t n = 0;
+
+    if (keep <= 0 || !(dir = opendir(mr_rundir_file(d, "checkpoints", path))))
+        return 0;
+    while ((e = readdir(dir))) {
+        long k = step_of(e->d_name);
+        long *more = k < 0 || k > (long)latest ? NULL : realloc(step, (n + 1) * sizeof *step);
+
+        if (more) {
+            step = more;
+            step[n++] = k;
+        }
+    }
+    closedir(dir);
+    if (n > (size_t)keep) {
+        qsort(step, n, sizeof *step, newest_first);
+        floor_step = step[keep - 1];
+        n = (size_t)each_checkpoint(d, is_below, &floor_step);
+    } else {
+        n = 0;
+    }
+    free(step);
+    return (int)n;
+}
+
+int mr_rundir_drop_unpublished(const struct mr_rundir *d, unsigned latest)
+{
+    long n = latest;
+
+    return each_checkpoint(d, is_unpublished, &n);
+}
+
+/* ---- run.json ------------------------------------------------------------------------------------------------------------------- */
+
+static json_t *identity(const struct mr_topology *t, const struct mr_checked *c)
+{
+    json_t *buckets = json_array();
+    char data[24];
+
+    for (int i = 0; i < t->data.n_buckets; i++)
+        json_array_append_new(buckets, json_integer(t->data.buckets[i]));
+    snprintf(data, sizeof data, "%016" PRIx64, mr_dataset_fingerprint(c->data));
+    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed, "microbatches_per_step",
+                     mr_topo_places(t), "token_budget", t->data.token_budget, "buckets", buckets, "data", data, "microbatches_per_epoch",
+                     (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "drafter_parameters", (json_int_t)c->layout.P);
+}
+
+int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
+{
+    json_t *id = identity(t, c);
+    char *text = id ? json_dumps(id, JSON_INDENT(2)) : NULL, path[FILE_PATH];
+    int r = text ? mr_write_file(mr_rundir_file(d, "run.json", path), text, strlen(text), err) : mr_err_set(err, MR_EXIT_ENV, "out of memory");
+
+    free(text);
+    json_decref(id);
+    return r;
+}
+
+static int same(const struct mr_json *then, const char *key, const json_t *now, struct mr_err *err)
+{
+    json_t *was = json_object_get(then->root, key);
+    char *a, *b, ptr[64];
+    int r;
+
+    if (strcmp(key, "run") == 0 || json_equal(was, (json_t *)now))
+        return 0;
+    a = json_dumps(was, JSON_ENCODE_ANY | JSON_COMPACT);
+    b = json_dumps(now, JSON_ENCODE_ANY | JSON_COMPACT);
+    snprintf(ptr, sizeof ptr, "/%s", key);
+    r = mr_json_error(then, ptr, err, "--resume: the run was started with %s, the topology now gives %s: the plan would be another one; "
+                      "restore it, or start a new run.dir", a ? a : "nothing", b ? b : "?");
+    free(a);
+    free(b);
+    return r;
+}
+
+int mr_rundir_check_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
+{
+    json_t *id, *value;
+    struct mr_json then;
+    const char *key;
+    char path[FILE_PATH];
+    int r = 0;
+
+    if (mr_json_load(&then, mr_rundir_file(d, "run.json", path), err))
+        return mr_err_prefix(err, "--resume: there is no run to go on with");
+    id = identity(t, c);
+    json_object_foreach(id, key, value) {
+        if (r == 0)
+            r = same(&then, key, value, err);
+    }
+    json_decref(id);
+    mr_json_free(&then);
+    return r;
+}
