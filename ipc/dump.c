@@ -35,7 +35,7 @@ void mr_seg_dump(const struct mr_seg *s, FILE *f)
             (unsigned long long)h.plan_epochs, (unsigned long long)h.ledger_done, (unsigned long long)h.ckpt_latest);
     fprintf(f, "  abort %u stop %u sweep %u fatal %u; event counts", h.abort, h.stop, h.sweep, h.fatal);
     for (unsigned k = 0; k < MR_KINDS; k++)
-        fprintf(f, " %s %u%s", mr_kind_name((enum mr_kind)k), h.evc[k].seq / 2, h.evc[k].seq & 1 ? " (sleepers)" : "");
+        fprintf(f, " %s %u%s late %u", mr_kind_name((enum mr_kind)k), h.evc[k].seq / 2, h.evc[k].seq & 1 ? " (sleepers)" : "", h.evc[k].late);
     fprintf(f, "\n");
 }
 

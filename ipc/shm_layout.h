@@ -104,7 +104,8 @@ enum mr_ckpt_state {
  * wakers one system call, not one for ever. */
 struct mr_evc {
     uint32_t seq;            /* count in steps of 2 | bit 0: somebody may sleep.  Wraps; only equality is ever asked (ipc/wait.c) */
-    uint8_t pad[124];
+    uint32_t late;           /* sleeps that the deadline ended although the count had moved: a waker died before its wake.  Metrics */
+    uint8_t pad[120];
 };
 
 struct mr_shm_header {
