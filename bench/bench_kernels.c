@@ -29,7 +29,7 @@ struct work {
     float *x, *y, *z, *u;                /* (WIDE) activations */
     float *w, *dw, *state[8];            /* (V, H) a weight, its gradient; (PARAMS) optimizer */
     float *cs, *rstd, *lse, *ce, *weight;
-    float *one;                          /* (HD) norm weights 1: in-place calls repeat, and any other weight drives them to subnormal numbers */
+    float *one;                          /* (HD) norm weights 1: repeated in place, any other would end in subnormal numbers */
     void *scratch;
     int32_t cu[SEQS + 1], seq[BLOCKS], pos[BLOCKS], row_pos[ROWS], label[ROWS], argmax[ROWS];
     struct mr_k_blocks blocks;
@@ -44,9 +44,21 @@ struct entry {
     double flop;                         /* of a call; 0: a memory-bound operation */
 };
 
-static int linear(struct work *w, const struct entry *e) { return w->k->op->linear(w->k, e->m, e->n, e->kk, w->x, e->kk, w->w, w->y, e->n, 0); }
-static int linear_dx(struct work *w, const struct entry *e) { return w->k->op->linear_dx(w->k, e->m, e->n, e->kk, w->x, e->n, w->w, w->y, e->kk, 0); }
-static int linear_dw(struct work *w, const struct entry *e) { return w->k->op->linear_dw(w->k, e->m, e->n, e->kk, w->x, e->n, w->y, e->kk, w->dw); }
+static int linear(struct work *w, const struct entry *e)
+{
+    return w->k->op->linear(w->k, e->m, e->n, e->kk, w->x, e->kk, w->w, w->y, e->n, 0);
+}
+
+static int linear_dx(struct work *w, const struct entry *e)
+{
+    return w->k->op->linear_dx(w->k, e->m, e->n, e->kk, w->x, e->n, w->w, w->y, e->kk, 0);
+}
+
+static int linear_dw(struct work *w, const struct entry *e)
+{
+    return w->k->op->linear_dw(w->k, e->m, e->n, e->kk, w->x, e->n, w->y, e->kk, w->dw);
+}
+
 static int norm(struct work *w, const struct entry *e) { return w->k->op->rmsnorm(w->k, e->m, e->n, w->x, w->w, 1e-6f, w->y, w->rstd); }
 
 static int norm_bwd(struct work *w, const struct entry *e)
@@ -94,8 +106,8 @@ static int block_bwd(struct work *w, const struct entry *e)
     float *x = w->x, *b = x + TOK * ld, *d = w->z, *db = d + TOK * ld;
 
     (void)e;
-    return w->k->op->attn_block_bwd(w->k, &w->blocks, w->cu, w->cu, &w->mask, NH, KV, HD, w->u, x, x + KV * HD, ld, b, b + KV * HD, ld, w->y,
-                                    w->lse, w->u, w->y + ROWS * NH * HD, d, d + KV * HD, ld, db, db + KV * HD, ld);
+    return w->k->op->attn_block_bwd(w->k, &w->blocks, w->cu, w->cu, &w->mask, NH, KV, HD, w->u, x, x + KV * HD, ld, b, b + KV * HD, ld,
+                                    w->y, w->lse, w->u, w->y + ROWS * NH * HD, d, d + KV * HD, ld, db, db + KV * HD, ld);
 }
 
 static int loss(struct work *w, const struct entry *e)
@@ -110,7 +122,8 @@ static int adamw(struct work *w, const struct entry *e)
 {
     float **s = w->state;
 
-    return w->k->op->adamw(w->k, (size_t)e->m, s[0], s[1], s[2], s[3], 1.0f, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.0f, 0.1f, 0.001f, s[4], s[5], s[6]);
+    return w->k->op->adamw(w->k, (size_t)e->m, s[0], s[1], s[2], s[3], 1.0f, 1e-3f, 0.9f, 0.999f, 1e-8f, 0.0f, 0.1f, 0.001f, s[4], s[5],
+                           s[6]);
 }
 
 static int reduce(struct work *w, const struct entry *e)
@@ -260,8 +273,9 @@ static double best_ms(struct work *w, const struct entry *e)
 static void print_entry(const struct entry *e, double ms, int json, int first)
 {
     if (json)
-        printf("%s\n  {\"actor\": \"%s\", \"op\": \"%s\", \"m\": %d, \"n\": %d, \"k\": %d, \"ms\": %.5f, \"gflops\": %.1f, \"calls\": %.0f}",
-               first ? "" : ",", e->who, e->name, e->m, e->n, e->kk, ms, e->flop / ms * 1e-6, e->calls);
+        printf(
+            "%s\n  {\"actor\": \"%s\", \"op\": \"%s\", \"m\": %d, \"n\": %d, \"k\": %d, \"ms\": %.5f, \"gflops\": %.1f, \"calls\": %.0f}",
+            first ? "" : ",", e->who, e->name, e->m, e->n, e->kk, ms, e->flop / ms * 1e-6, e->calls);
     else
         printf("%-8s %-22s %6d %5d %5d %9.4f %9.1f %5.0f %9.3f\n", e->who, e->name, e->m, e->n, e->kk, ms, e->flop / ms * 1e-6, e->calls,
                ms * e->calls);
@@ -272,16 +286,16 @@ static void print_sums(const double *sum, const struct work *w, int json)
     double tokens = TOK * 1e3;
 
     if (json)
-        printf("\n],\n\"isa\": \"%s\", \"tokens\": %d, \"target_ms\": %.3f, \"drafter_ms\": %.3f, \"step_ms\": %.3f}\n", mr_k_cpu_isa(w->k)->name, TOK,
-               sum[0], sum[1], sum[2]);
+        printf("\n],\n\"isa\": \"%s\", \"tokens\": %d, \"target_ms\": %.3f, \"drafter_ms\": %.3f, \"step_ms\": %.3f}\n",
+               mr_k_cpu_isa(w->k)->name, TOK, sum[0], sum[1], sum[2]);
     else
         printf("\nrow loops: %s.  One microbatch of %d tokens, %d block rows, on one core:\n"
                "  target   %8.2f ms   %8.0f tokens/s\n"
                "  drafter  %8.2f ms   %8.0f tokens/s\n"
                "  step     %8.2f ms   (sum, norm, AdamW of %d parameters)\n"
                "  all      %8.2f ms   %8.0f tokens/s a core\n",
-               mr_k_cpu_isa(w->k)->name, TOK, ROWS, sum[0], tokens / sum[0], sum[1], tokens / sum[1], sum[2], PARAMS, sum[0] + sum[1] + sum[2],
-               tokens / (sum[0] + sum[1] + sum[2]));
+               mr_k_cpu_isa(w->k)->name, TOK, ROWS, sum[0], tokens / sum[0], sum[1], tokens / sum[1], sum[2], PARAMS,
+               sum[0] + sum[1] + sum[2], tokens / (sum[0] + sum[1] + sum[2]));
 }
 
 static int measure(struct work *w, int json)

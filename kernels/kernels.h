@@ -73,8 +73,8 @@ struct mr_k_ops {
     int (*head_norm_rope)(struct mr_k *k, int rows, int nh, int hd, void *x, int ldx, const void *w, float eps, const int32_t *pos,
                           const float *cs, void *pre, float *rstd);
     /* Causal self-attention per sequence; q (n, nh*hd; ldq), k and v (n, kv*hd; ldkv), o (n, nh*hd; ldo); scale hd^-0.5; GQA contiguous */
-    int (*attn_causal)(struct mr_k *k, int n_seqs, const int32_t *cu, const int32_t *host_cu, int nh, int kv, int hd, const void *q, int ldq,
-                       const void *kx, const void *v, int ldkv, void *o, int ldo);
+    int (*attn_causal)(struct mr_k *k, int n_seqs, const int32_t *cu, const int32_t *host_cu, int nh, int kv, int hd, const void *q,
+                       int ldq, const void *kx, const void *v, int ldkv, void *o, int ldo);
     /* m (rows,I) = silu(g) * u; g,u (rows,I; ldgu) */
     int (*swiglu)(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m);
     /* dst (rows; ldd) = src (rows, cols; lds) */
@@ -85,30 +85,34 @@ struct mr_k_ops {
 
     /* ---- drafter attention (docs/dflash.md 1.4) --------------------------------------------------------------------------------- */
     /* Queries: block rows (b->n * b->B).  Keys: context rows of the block's sequence at positions t < anchor (minus the window), then the
-     * block's own B rows.  q, o (nB, nh*hd); ck, cv (n_ctx, kv*hd; ldc); bk, bv (nB, kv*hd; ldb).  lse (nB, nh) f32 for the backward. */
-    int (*attn_block)(struct mr_k *k, const struct mr_k_blocks *b, const int32_t *cu, const int32_t *host_cu, const struct mr_k_block_mask *mask,
-                      int nh, int kv, int hd, const void *q, const void *ck, const void *cv, int ldc, const void *bk, const void *bv, int ldb,
-                      void *o, float *lse);
+     * block's own B rows.  q, o (nB, nh*hd); ck, cv (n_ctx, kv*hd; ldc); bk, bv (nB, kv*hd; ldb).  lse (nB, nh) f32 for the backward
+     * (NULL: none follows).  A block with pos < 0 is padding: it sees no key, its o is exactly 0, it gives and gets no gradient. */
+    int (*attn_block)(struct mr_k *k, const struct mr_k_blocks *b, const int32_t *cu, const int32_t *host_cu,
+                      const struct mr_k_block_mask *mask, int nh, int kv, int hd, const void *q, const void *ck, const void *cv, int ldc,
+                      const void *bk, const void *bv, int ldb, void *o, float *lse);
     /* Given dO: dq (nB, nh*hd), dbk, dbv (nB, kv*hd; lddb) written; dck, dcv (n_ctx, kv*hd; lddc) ADDED to (zero them first). */
     int (*attn_block_bwd)(struct mr_k *k, const struct mr_k_blocks *b, const int32_t *cu, const int32_t *host_cu,
-                          const struct mr_k_block_mask *mask, int nh, int kv, int hd, const void *q, const void *ck, const void *cv, int ldc,
-                          const void *bk, const void *bv, int ldb, const void *o, const float *lse, const void *dO, void *dq, void *dck,
-                          void *dcv, int lddc, void *dbk, void *dbv, int lddb);
+                          const struct mr_k_block_mask *mask, int nh, int kv, int hd, const void *q, const void *ck, const void *cv,
+                          int ldc, const void *bk, const void *bv, int ldb, const void *o, const float *lse, const void *dO, void *dq,
+                          void *dck, void *dcv, int lddc, void *dbk, void *dbv, int lddb);
 
     /* ---- backward ------------------------------------------------------------------------------------------------------------- */
-    /* g = dy*w; dx = rstd*(g - x*rstd^2*mean(g*x)) [+ dx when acc]; dw (H) f32 += sum_rows dy*x*rstd.  dx NULL: only dw. */
+    /* g = dy*w; dx = rstd*(g - x*rstd^2*mean(g*x)) [+ dx when acc]; dw (H) f32 += sum_rows dy*x*rstd.  dx NULL: only dw.
+     * Without acc, dx may be dy. */
     int (*rmsnorm_bwd)(struct mr_k *k, int rows, int H, const void *x, const void *w, const float *rstd, const void *dy, void *dx, int acc,
                        float *dw);
     /* Inverse of head_norm_rope, in place on dx (rows, nh*hd; lddx); dw (hd) f32 added to */
-    int (*head_norm_rope_bwd)(struct mr_k *k, int rows, int nh, int hd, void *dx, int lddx, const void *pre, const void *w, const float *rstd,
-                              const int32_t *pos, const float *cs, float *dw);
+    int (*head_norm_rope_bwd)(struct mr_k *k, int rows, int nh, int hd, void *dx, int lddx, const void *pre, const void *w,
+                              const float *rstd, const int32_t *pos, const float *cs, float *dw);
     /* dg = dm*u*silu'(g), du = dm*silu(g); dg, du (rows,I; lddgu) */
-    int (*swiglu_bwd)(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, const void *dm, void *dg, void *du, int lddgu);
+    int (*swiglu_bwd)(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, const void *dm, void *dg, void *du,
+                      int lddgu);
     int (*add)(struct mr_k *k, size_t n, void *x, const void *y);      /* x += y */
 
     /* ---- loss ----------------------------------------------------------------------------------------------------------------- */
     /* Rows x (n,H) against the frozen head W (V,H), chunk by chunk: logits never exist whole.  labels (n) i32, weight (n) f32.
      * ce (n) f32 = logsumexp(z) - z[label]; argmax (n) i32 (may be NULL); dx (n,H) = sum_v (softmax(z) - onehot)*weight * W (may be NULL).
+     * Weight 0: dx exactly 0, ce and argmax as usual.  Label < 0: the row is left out and costs nothing; ce 0, argmax -1, dx 0.
      * Weights that depend on ce (D-PACE): call once with dx NULL for ce, then again with the weights. */
     int (*ce)(struct mr_k *k, int n, int H, int V, const void *x, const void *W, const int32_t *labels, const float *weight, void *scratch,
               float *ce, int32_t *argmax, void *dx);
@@ -119,8 +123,8 @@ struct mr_k_ops {
     int (*sum)(struct mr_k *k, size_t n, const float *const *src, int n_src, float *dst);  /* dst = src[0] + src[1] + ..., in this order */
     /* AdamW (Loshchilov, Hutter 2019) with bias correction, from one state into the other: g = grad*scale;
      * m' = b1*m + (1-b1)*g; v' = b2*v + (1-b2)*g^2; p' = p*(1 - lr*wd) - lr * (m'/bc1) / (sqrt(v'/bc2) + eps);  bc = 1 - b^t */
-    int (*adamw)(struct mr_k *k, size_t n, const float *p, const float *m, const float *v, const float *grad, float scale, float lr, float b1,
-                 float b2, float eps, float wd, float bc1, float bc2, float *p2, float *m2, float *v2);
+    int (*adamw)(struct mr_k *k, size_t n, const float *p, const float *m, const float *v, const float *grad, float scale, float lr,
+                 float b1, float b2, float eps, float wd, float bc1, float bc2, float *p2, float *m2, float *v2);
 };
 
 /* A context: the table, and what the backend keeps. */
@@ -132,7 +136,9 @@ struct mr_k {
     void *impl;
 };
 
-/* f32 on the CPU; `threads` >= 1 for this context (1 unless the topology says more).  NULL when out of memory. */
+/* f32 on the CPU; `threads` >= 1 for this context's matrix products (1 unless the topology says more; then no other thread is ever made, so
+ * none can spin), everything else runs on the caller's thread.  Scratch of the operations grows to the largest call's need and stays.
+ * An anchor or a label that is out of range: -EINVAL.  NULL when out of memory. */
 struct mr_k *mr_k_cpu_create(int threads);
 void mr_k_cpu_destroy(struct mr_k *k);
 

@@ -91,6 +91,52 @@ static void test_causal(void **state)
     }
 }
 
+/* Long sequences take fewer rows at a time; some of their queries, against the definition. */
+enum { LONG = 5000, LONG_HD = 16, LONG_B = 8 };
+
+static void check_long(const float *x, const float *got, const float *q, int n_ctx, int n_blk, const float *blk, const char *what)
+{
+    static unsigned char see[LONG + LONG_B];
+    static const double *kr[LONG + LONG_B], *vr[LONG + LONG_B];
+    double *rx = d_of(x, LONG * 2 * LONG_HD), *rb = d_of(blk, LONG_B * 2 * LONG_HD), *rq = d_of(q, LONG_HD), o[LONG_HD];
+    struct one a = {n_ctx + n_blk, LONG_HD, see, kr, vr, NULL, NULL};
+
+    memset(see, 1, sizeof(see));
+    for (int t = 0; t < a.n; t++) {
+        kr[t] = t < n_ctx ? rx + (size_t)t * 2 * LONG_HD : rb + (size_t)(t - n_ctx) * 2 * LONG_HD;
+        vr[t] = kr[t] + LONG_HD;
+    }
+    ref_one(&a, rq, o, NULL, NULL);
+    check_close(what, got, o, LONG_HD, 1e-5);
+    free(rx), free(rb), free(rq);
+}
+
+static void test_long(void **state)
+{
+    enum { NB = 12, NQ = LONG * 2 * LONG_HD, STEP = LONG / NB };
+    float *q = f_rnd(NQ, 81, 1.0), *x = f_rnd(LONG * 2 * LONG_HD, 82, 1.0), *bx = f_rnd(NB * LONG_B * 2 * LONG_HD, 83, 1.0), *o = f_new(NQ);
+    int32_t cu[2] = {0, LONG}, seq[NB] = {0}, pos[NB];
+    struct mr_k_blocks b = {NB, LONG_B, seq, pos, seq, pos};
+    struct mr_k_block_mask mask = {0, 0, 0};
+    struct mr_k *k = mr_k_cpu_create(1);
+
+    (void)state;
+    assert_int_equal(k->op->attn_causal(k, 1, cu, cu, 2, 1, LONG_HD, q, 2 * LONG_HD, x, x + LONG_HD, 2 * LONG_HD, o, 2 * LONG_HD), 0);
+    for (int i = 0; i < 2 * LONG; i += 777)
+        check_long(x, o + i * LONG_HD, q + i * LONG_HD, i / 2 + 1, 0, bx, "attn_causal, long");
+    for (int j = 0; j < NB; j++)
+        pos[j] = j * STEP + 3;
+    assert_int_equal(k->op->attn_block(k, &b, cu, cu, &mask, 2, 1, LONG_HD, q, x, x + LONG_HD, 2 * LONG_HD, bx, bx + LONG_HD, 2 * LONG_HD, o,
+                                       NULL), 0);
+    for (int i = 0; i < 2 * NB * LONG_B; i += 13) {
+        int j = i / 2 / LONG_B;
+
+        check_long(x, o + i * LONG_HD, q + i * LONG_HD, pos[j], LONG_B, bx + j * LONG_B * 2 * LONG_HD, "attn_block, long");
+    }
+    mr_k_cpu_destroy(k);
+    free(q), free(x), free(bx), free(o);
+}
+
 /* ---- blocks ---- */
 
 struct blocks_case {
@@ -180,11 +226,13 @@ static void block_run(struct mr_k *k, struct blocks_case *a)
     size_t nq = (size_t)(nB * a->nh * a->hd), nl = (size_t)(nB * a->nh), nc = (size_t)N_TOK * ldc, nb = (size_t)nB * ldb;
     struct mr_k_blocks b = {a->n, a->B, a->seq, a->pos, a->seq, a->pos};
     float *q = f_rnd(nq, 71, 1.5), *c = f_rnd(nc, 72, 1.5), *bk = f_rnd(nb, 73, 1.5), *dO = f_rnd(nq, 74, 1.0), *o = f_rnd(nq, 75, 1.0);
-    float *lse = f_new(nl), *dq = f_rnd(nq, 76, 1.0), *dc = f_rnd(nc, 77, 1.0), *db = f_rnd(nb, 78, 1.0), *fc = f_new((size_t)N_TOK * 2 * w);
+    float *lse = f_new(nl), *dq = f_rnd(nq, 76, 1.0), *dc = f_rnd(nc, 77, 1.0), *db = f_rnd(nb, 78, 1.0),
+          *fc = f_new((size_t)N_TOK * 2 * w);
     float *fb = f_new((size_t)nB * 2 * w), *o2 = f_new(nq), *dc0 = f_rnd(nc, 77, 1.0), *dq2 = f_new(nq), *db0 = f_rnd(nb, 78, 1.0);
 
     a->q = d_of(q, nq), a->dO = d_of(dO, nq), a->o = d_new(nq), a->lse = d_new(nl), a->dq = d_new(nq);
-    a->c = d_new((size_t)N_TOK * 2 * w), a->b = d_new((size_t)nB * 2 * w), a->dc = d_new((size_t)N_TOK * 2 * w), a->db = d_new((size_t)nB * 2 * w);
+    a->c = d_new((size_t)N_TOK * 2 * w), a->b = d_new((size_t)nB * 2 * w), a->dc = d_new((size_t)N_TOK * 2 * w),
+    a->db = d_new((size_t)nB * 2 * w);
     for (int t = 0; t < N_TOK; t++)
         for (int i = 0; i < 2 * w; i++)
             a->c[t * 2 * w + i] = (double)c[t * ldc + i];
@@ -200,8 +248,9 @@ static void block_run(struct mr_k *k, struct blocks_case *a)
     check_close("attn_block lse", lse, a->lse, nl, 5e-6);
     assert_int_equal(k->op->attn_block(k, &b, seqs, seqs, &a->mask, a->nh, a->kv, a->hd, q, c, c + w, ldc, bk, bk + w, ldb, o2, NULL), 0);
     assert_memory_equal(o, o2, nq * sizeof(*o));
-    assert_int_equal(k->op->attn_block_bwd(k, &b, seqs, seqs, &a->mask, a->nh, a->kv, a->hd, q, c, c + w, ldc, bk, bk + w, ldb, o, lse, dO, dq,
-                                           dc, dc + w, ldc, db, db + w, ldb), 0);
+    assert_int_equal(k->op->attn_block_bwd(k, &b, seqs, seqs, &a->mask, a->nh, a->kv, a->hd, q, c, c + w, ldc, bk, bk + w, ldb, o, lse, dO,
+                                           dq, dc, dc + w, ldc, db, db + w, ldb),
+                     0);
     for (int t = 0; t < N_TOK; t++)
         for (int i = 0; i < ldc; i++) {
             if (i >= 2 * w)
@@ -230,13 +279,15 @@ static void block_run(struct mr_k *k, struct blocks_case *a)
     assert_memory_equal(dq, dq2, nq * sizeof(*dq));
     assert_memory_equal(dc, dc0, nc * sizeof(*dc));
     assert_memory_equal(db, db0, nb * sizeof(*db));
-    free(q), free(c), free(bk), free(dO), free(o), free(lse), free(dq), free(dc), free(db), free(fc), free(fb), free(o2), free(dc0), free(dq2);
+    free(q), free(c), free(bk), free(dO), free(o), free(lse), free(dq), free(dc), free(db), free(fc), free(fb), free(o2), free(dc0),
+        free(dq2);
     free(db0), free(a->q), free(a->c), free(a->b), free(a->dO), free(a->o), free(a->lse), free(a->dq), free(a->dc), free(a->db);
 }
 
 static void test_block_shapes(void **state)
 {
-    static const int shape[][5] = {{1, 8, 1, 1, 16}, {33, 8, 4, 2, 32}, {20, 5, 4, 1, 24}, {11, 16, 2, 2, 64}, {7, 10, 4, 2, 128}, {40, 1, 2, 1, 16}};
+    static const int shape[][5] = {{1, 8, 1, 1, 16},   {33, 8, 4, 2, 32},  {20, 5, 4, 1, 24},
+                                   {11, 16, 2, 2, 64}, {7, 10, 4, 2, 128}, {40, 1, 2, 1, 16}};
 
     (void)state;
     EACH_ISA(k)
@@ -296,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_block_shapes),
         cmocka_unit_test(test_block_masks),
         cmocka_unit_test(test_block_large),
+        cmocka_unit_test(test_long),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

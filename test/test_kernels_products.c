@@ -1,6 +1,7 @@
 /* Products, weight loading, memory, loss and optimizer of the cpu kernels against plain double loops. */
 #include "kernels_ref.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 
@@ -116,6 +117,32 @@ static void test_repeat(void **state)
     free(x), free(W), free(y), free(z), free(x2);
 }
 
+/* With one thread a context starts none: nothing of the process spins beside its actor. */
+static int threads_of_process(void)
+{
+    DIR *d = opendir("/proc/self/task");
+    int n = 0;
+
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+static void test_no_threads(void **state)
+{
+    float *x = f_rnd(517 * 128, 1, 1.0), *W = f_rnd(384 * 128, 2, 1.0), *y = f_new(517 * 384);
+    int before = threads_of_process();
+    struct again a = {mr_k_cpu_create(1), x, W, y};
+
+    (void)state;
+    run_again(&a);
+    assert_int_equal(threads_of_process(), before);
+    mr_k_cpu_destroy(a.k);
+    free(x), free(W), free(y);
+}
+
 static void test_memory(void **state)
 {
     struct mr_k *k = mr_k_cpu_create(1);
@@ -219,7 +246,8 @@ static double ce_loss(void *p)
 static void ce_case(struct mr_k *k, int n, int H, int V, double scale)
 {
     size_t nx = (size_t)n * H;
-    float *x = f_rnd(nx, 31, scale), *W = f_rnd((size_t)V * H, 32, 0.3), *weight = f_new((size_t)n), *ce = f_new((size_t)n), *dx = f_rnd(nx, 5, 1.0);
+    float *x = f_rnd(nx, 31, scale), *W = f_rnd((size_t)V * H, 32, 0.3), *weight = f_new((size_t)n), *ce = f_new((size_t)n),
+          *dx = f_rnd(nx, 5, 1.0);
     double *rx = d_of(x, nx), *rW = d_of(W, (size_t)V * H), *rce = d_new((size_t)n), *rdx = d_new(nx);
     int32_t *labels = calloc((size_t)n, 4), *am = calloc((size_t)n, 4), *ram = calloc((size_t)n, 4);
     struct ce_case c = {n, H, V, rx, rW, labels, weight};
@@ -361,8 +389,15 @@ static void test_nocuda(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear), cmocka_unit_test(test_repeat), cmocka_unit_test(test_memory), cmocka_unit_test(test_load),
-        cmocka_unit_test(test_ce),     cmocka_unit_test(test_ce_nan), cmocka_unit_test(test_sums),   cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_no_threads),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_repeat),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_ce),
+        cmocka_unit_test(test_ce_nan),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_nocuda),
     };
 

@@ -224,7 +224,8 @@ static void head_case(struct mr_k *k, int rows, int nh, int hd, int norm, int ro
     int cols = nh * hd, ld = cols + 13;
     size_t n = (size_t)rows * cols;
     float *x = f_rnd((size_t)rows * ld, 11, 1.0), *w = f_rnd((size_t)hd, 12, 1.0), *cs = f_new((size_t)(50 * hd)), *pre = f_new(n);
-    float *rstd = f_new((size_t)(rows * nh)), *dx = f_rnd((size_t)rows * ld, 13, 1.0), *dw = f_rnd((size_t)hd, 14, 1.0), *inv = f_new((size_t)hd);
+    float *rstd = f_new((size_t)(rows * nh)), *dx = f_rnd((size_t)rows * ld, 13, 1.0), *dw = f_rnd((size_t)hd, 14, 1.0),
+          *inv = f_new((size_t)hd);
     float *flat = f_new(n), *xin = f_new(n), tail = x[cols];
     double *rx = d_new(n), *ry = d_new(n), *rw = d_of(w, (size_t)hd), *rd = d_new(n), *rdx = d_new(n), *rdw = d_of(dw, (size_t)hd);
     int32_t *pos = calloc((size_t)rows, sizeof(*pos));
@@ -297,7 +298,8 @@ static void glu_case(struct mr_k *k, int rows, int I)
 {
     int ld = 2 * I + 3;
     size_t n = (size_t)rows * I;
-    float *gu = f_rnd((size_t)rows * ld, 21, 3.0), *m = f_new(n), *dm = f_rnd(n, 22, 1.0), *dgu = f_rnd((size_t)rows * ld, 23, 1.0), *flat = f_new(n);
+    float *gu = f_rnd((size_t)rows * ld, 21, 3.0), *m = f_new(n), *dm = f_rnd(n, 22, 1.0), *dgu = f_rnd((size_t)rows * ld, 23, 1.0),
+          *flat = f_new(n);
     double *g = d_new(n), *u = d_new(n), *rm = d_new(n), *rdm = d_of(dm, n), *rg = d_new(n), *ru = d_new(n);
     struct glu_case gc = {n, g, u, rdm};
 

@@ -15,7 +15,7 @@
 #include <limits.h>
 #include <math.h>
 
-#define GROUP_ROWS 128
+#define GROUP_ROWS 64
 #define GROUP_FLOATS (256 * 1024)        /* of scores */
 
 /* What does not change during one call. */
@@ -146,8 +146,8 @@ static int from_keys(const struct call *a, const struct group *gr, int i, const 
 }
 
 /* context rows += s^T x, block rows = s^T x */
-static int keys_grad(const struct call *a, const struct group *gr, int i, const float *s, const float *x, float *dctx, int lddc, float *dblk,
-                     int lddb)
+static int keys_grad(const struct call *a, const struct group *gr, int i, const float *s, const float *x, float *dctx, int lddc,
+                     float *dblk, int lddb)
 {
     float *dc = dctx + gr->ctx0 * (size_t)lddc + (size_t)(i * a->hd);
     float *db = dblk + (size_t)(gr->j0 * a->b->B) * (size_t)lddb + (size_t)(i * a->hd);
@@ -178,11 +178,8 @@ static int forward(const struct call *a, struct group *gr, int i, float *o, floa
         return rc;
     for (int r = 0; r < gr->m; r++) {
         struct mr_kc_span vis = row_span(a, gr, r % gr->rows);
-        float l;
 
-        gr->inv[r] = a->c->isa->softmax(gr->s + (size_t)r * (size_t)gr->ld, gr->ld, &vis, &l);
-        if (lse)
-            lse[lse_at(a, gr, i, r)] = l;
+        gr->inv[r] = a->c->isa->softmax(gr->s + (size_t)r * (size_t)gr->ld, gr->ld, &vis, lse ? lse + lse_at(a, gr, i, r) : NULL);
     }
     rc = from_keys(a, gr, i, gr->s, a->cv, a->bv, gr->o);
     if (rc)

@@ -81,7 +81,9 @@ static float softmax_(float *s, int n, const struct mr_kc_span *v, float *lse)
 
     if (none) {
         zero_(s, 0, n);
-        return *lse = 0.0f;
+        if (lse)
+            *lse = 0.0f;
+        return 0.0f;
     }
     for (int j = 0; j < 2; j++)
         if (v->lo[j] < v->hi[j])
@@ -90,7 +92,8 @@ static float softmax_(float *s, int n, const struct mr_kc_span *v, float *lse)
     zero_(s, 0, v->lo[0]);
     zero_(s, v->hi[0], v->lo[1]);
     zero_(s, v->hi[1], n);
-    *lse = m + logf(sum);
+    if (lse)
+        *lse = m + logf(sum);
     return 1.0f / sum;
 }
 

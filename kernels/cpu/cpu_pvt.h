@@ -61,7 +61,8 @@ int mr_kc_rmsnorm_bwd(struct mr_k *k, int rows, int H, const void *x, const void
                       float *dw);
 int mr_kc_head_norm_rope_bwd(struct mr_k *k, int rows, int nh, int hd, void *dx, int lddx, const void *pre, const void *w,
                              const float *rstd, const int32_t *pos, const float *cs, float *dw);
-int mr_kc_swiglu_bwd(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, const void *dm, void *dg, void *du, int lddgu);
+int mr_kc_swiglu_bwd(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, const void *dm, void *dg, void *du,
+                     int lddgu);
 int mr_kc_add(struct mr_k *k, size_t n, void *x, const void *y);
 int mr_kc_sumsq(struct mr_k *k, size_t n, const float *x, double *host_out);
 int mr_kc_sum(struct mr_k *k, size_t n, const float *const *src, int n_src, float *dst);

@@ -54,8 +54,8 @@ int mr_kc_gemm(struct mr_kc *c, char ta, char tb, int m, int n, int kk, float al
     (void)c;
     if (m <= 0 || n <= 0 || kk <= 0)
         return 0;
-    cblas_sgemm(CblasRowMajor, ta == 'T' ? CblasTrans : CblasNoTrans, tb == 'T' ? CblasTrans : CblasNoTrans, m, n, kk, alpha, A, lda, B, ldb,
-                beta, C, ldc);
+    cblas_sgemm(CblasRowMajor, ta == 'T' ? CblasTrans : CblasNoTrans, tb == 'T' ? CblasTrans : CblasNoTrans, m, n, kk, alpha, A, lda, B,
+                ldb, beta, C, ldc);
     return 0;
 }
 

@@ -33,7 +33,8 @@ struct mr_kc_isa {
     void (*swiglu)(int rows, int I, const float *g, const float *u, int ldgu, float *m);
     void (*swiglu_bwd)(int rows, int I, const float *g, const float *u, int ldgu, const float *dm, float *dg, float *du, int lddgu);
 
-    /* s (n) scores -> e^(s - max) at the visible columns, 0 elsewhere.  Returns 1 / sum and *lse; no visible column: 0 and 0. */
+    /* s (n) scores -> e^(s - max) at the visible columns, 0 elsewhere.  Returns 1 / sum and *lse (NULL: not
+     * wanted); no visible column: 0 and 0. */
     float (*softmax)(float *s, int n, const struct mr_kc_span *vis, float *lse);
     /* s (n) scores -> p = e^(s - lse), dp (n) -> p * (dp - d) * scale, both 0 where not visible. */
     void (*softmax_bwd)(float *s, float *dp, int n, const struct mr_kc_span *vis, float lse, float d, float scale);

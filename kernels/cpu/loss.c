@@ -65,8 +65,8 @@ static void put_dx(struct mr_kc *k, const struct chunk *c, float *dx)
     }
 }
 
-static int do_chunk(struct mr_kc *k, struct chunk *c, const float *W, const int32_t *labels, const float *weight, float *ce, int32_t *argmax,
-                    float *dx)
+static int do_chunk(struct mr_kc *k, struct chunk *c, const float *W, const int32_t *labels, const float *weight, float *ce,
+                    int32_t *argmax, float *dx)
 {
     int rc = mr_kc_gemm(k, 'N', 'T', c->n, c->V, c->H, 1.0f, c->x, c->H, W, c->H, 0.0f, c->z, c->V);
 
