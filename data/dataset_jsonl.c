@@ -79,10 +79,10 @@ static int parse_failed(struct reader *r, const json_error_t *e)
 {
     const char *hint = "";
 
-    if (!r->ends)
-        hint = "; the file ends here without a newline: was it cut?";
-    else if (json_error_code(e) == json_error_end_of_input_expected)
+    if (json_error_code(e) == json_error_end_of_input_expected)
         hint = memchr(r->line, '\r', r->n - 1) ? "; lines must end with a newline, not with CR alone" : "; two records on one line?";
+    else if (!r->ends)
+        hint = "; the file ends here without a newline: was it cut?";
     return bad(r, (uint64_t)e->position, "not valid JSON: %s%s", e->text, hint);
 }
 
