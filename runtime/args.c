@@ -16,7 +16,8 @@ static int hint(const struct mr_usage *u, const char *fmt, const char *what, con
     char msg[256];
 
     snprintf(msg, sizeof msg, fmt, what);
-    fprintf(stderr, "millrace: %s%s%s%s (usage: millrace %s)\n", msg, near ? "; did you mean --" : "", near ? near : "", near ? "?" : "", u->synopsis);
+    fprintf(stderr, "millrace: %s%s%s%s (usage: millrace %s)\n", msg, near ? "; did you mean --" : "", near ? near : "", near ? "?" : "",
+            u->synopsis);
     return MR_EXIT_CONFIG;
 }
 

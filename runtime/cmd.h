@@ -29,18 +29,18 @@ struct mr_arg_list {
     int n;
 };
 struct mr_arg {
-    const char *name;            /* without "--"; a table ends with NULL */
-    int *flag;                   /* one of these three */
+    const char *name; /* without "--"; a table ends with NULL */
+    int *flag;        /* one of these three */
     const char **value;
     struct mr_arg_list *list;
 };
 struct mr_usage {
-    const char *synopsis;        /* "check TOPO.json [--set ...]" */
-    const char *text;            /* of --help */
+    const char *synopsis; /* "check TOPO.json [--set ...]" */
+    const char *text;     /* of --help */
     const struct mr_arg *args;
     int min_pos, max_pos;
 };
-enum { MR_ARGS_DONE = -1 };      /* --help was printed: exit 0 */
+enum { MR_ARGS_DONE = -1 }; /* --help was printed: exit 0 */
 
 /* 0, or an exit code, or MR_ARGS_DONE; positional arguments land in pos (room for max_pos), *n_pos of them. */
 int mr_args_parse(const struct mr_usage *u, int argc, char **argv, const char **pos, int *n_pos);

@@ -74,10 +74,12 @@ static int report(const char *run, const char *actor, unsigned old, double secon
     row = row_named(&s, actor);
     if (!row || wait_for_successor(&s, row, old, seconds)) {
         mr_seg_close(&s);
-        return mr_err_set(err, MR_EXIT_FAILED, "%s has no running successor after %.0f s: it may still be leaving (millrace status %s), or use --kill", actor,
+        return mr_err_set(err, MR_EXIT_FAILED,
+                          "%s has no running successor after %.0f s: it may still be leaving (millrace status %s), or use --kill", actor,
                           seconds, run);
     }
-    printf("%s: incarnation %u, pid %d, running after %.3f s\n", actor, row->incarnation, mr_ld(&row->pid), (double)(mr_now_ns() - t0) * 1e-9);
+    printf("%s: incarnation %u, pid %d, running after %.3f s\n", actor, row->incarnation, mr_ld(&row->pid),
+           (double)(mr_now_ns() - t0) * 1e-9);
     mr_seg_close(&s);
     return 0;
 }
@@ -86,10 +88,11 @@ int mr_cmd_restart(int argc, char **argv)
 {
     int kill = 0, n, r;
     const struct mr_arg args[] = {{.name = "kill", .flag = &kill}, {.name = NULL}};
-    const struct mr_usage u = {"restart [RUN] ACTOR [--kill]",
-                               "Hot restart of one actor, e.g. drafter/0, while all others go on.  Without --kill it leaves at its next safe point\n"
-                               "(a drafter after the current step) and nothing is done twice; --kill is a SIGKILL and the recovery after it.\n",
-                               args, 1, 2};
+    const struct mr_usage u = {
+        "restart [RUN] ACTOR [--kill]",
+        "Hot restart of one actor, e.g. drafter/0, while all others go on.  Without --kill it leaves at its next safe point\n"
+        "(a drafter after the current step) and nothing is done twice; --kill is a SIGKILL and the recovery after it.\n",
+        args, 1, 2};
     const char *pos[2] = {NULL}, *actor;
     char run[MR_NAME_MAX];
     struct mr_err err = {0};

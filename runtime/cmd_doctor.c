@@ -100,14 +100,18 @@ static void say_run(const char *run, int alive, void *arg)
     uint64_t bytes = mr_shm_files(run, &n);
 
     (void)arg;
-    snprintf(text, sizeof text, "%s: %s, %u files, %.1f MiB%s", run, alive == 1 ? "live" : alive == 0 ? "dead" : "cannot tell", n, (double)bytes / 1048576.0,
-             alive == 0 ? "; millrace clean removes them" : "");
+    snprintf(text, sizeof text, "%s: %s, %u files, %.1f MiB%s", run,
+             alive == 1   ? "live"
+             : alive == 0 ? "dead"
+                          : "cannot tell",
+             n, (double)bytes / 1048576.0, alive == 0 ? "; millrace clean removes them" : "");
     line(alive != 0, "run", text);
 }
 
 int mr_cmd_doctor(int argc, char **argv)
 {
-    const struct mr_usage u = {"doctor", "What this machine offers a run: kernel, io_uring, /dev/shm, limits, GPUs, left-overs.\n", NULL, 0, 0};
+    const struct mr_usage u = {"doctor", "What this machine offers a run: kernel, io_uring, /dev/shm, limits, GPUs, left-overs.\n", NULL, 0,
+                               0};
     int n, r = mr_args_parse(&u, argc, argv, NULL, &n);
 
     if (r)

@@ -17,7 +17,7 @@ static void clean_one(const char *run, int alive, void *arg)
     int *removed = arg;
     char said[300];
 
-    (void)alive;                                           /* judged again, under the lock, at removal */
+    (void)alive; /* judged again, under the lock, at removal */
     if (mr_shm_clean(run, said, sizeof said) > 0)
         ++*removed;
     if (said[0])
@@ -26,7 +26,9 @@ static void clean_one(const char *run, int alive, void *arg)
 
 int mr_cmd_clean(int argc, char **argv)
 {
-    const struct mr_usage u = {"clean", "Removes what runs left in /dev/shm whose supervisor is proven dead (boot, pid and start time); nothing else.\n", NULL, 0, 0};
+    const struct mr_usage u = {
+        "clean", "Removes what runs left in /dev/shm whose supervisor is proven dead (boot, pid and start time); nothing else.\n", NULL, 0,
+        0};
     int removed = 0, n, r = mr_args_parse(&u, argc, argv, NULL, &n);
 
     if (r)
@@ -43,10 +45,11 @@ int mr_cmd_pack(int argc, char **argv)
 {
     int skip = 0, n, r;
     const struct mr_arg args[] = {{.name = "skip-bad", .flag = &skip}, {.name = NULL}};
-    const struct mr_usage u = {"pack IN.jsonl OUT.safetensors [--skip-bad]",
-                               "JSON lines {\"input_ids\": [...], \"loss_mask\": [...]} to the packed form that runs map instead of parsing.\n"
-                               "  --skip-bad   counts bad records instead of refusing the file\n",
-                               args, 2, 2};
+    const struct mr_usage u = {
+        "pack IN.jsonl OUT.safetensors [--skip-bad]",
+        "JSON lines {\"input_ids\": [...], \"loss_mask\": [...]} to the packed form that runs map instead of parsing.\n"
+        "  --skip-bad   counts bad records instead of refusing the file\n",
+        args, 2, 2};
     const char *pos[2];
     char report[512];
     struct mr_err err = {0};
@@ -64,7 +67,8 @@ int mr_cmd_pack(int argc, char **argv)
 
 int mr_cmd_inspect(int argc, char **argv)
 {
-    const struct mr_usage u = {"inspect [RUN]", "Prints every shared object of a run (live, or dead and not cleaned yet) from a read-only mapping.\n", NULL, 0, 1};
+    const struct mr_usage u = {
+        "inspect [RUN]", "Prints every shared object of a run (live, or dead and not cleaned yet) from a read-only mapping.\n", NULL, 0, 1};
     const char *name = NULL;
     char run[MR_NAME_MAX];
     struct mr_err err = {0};

@@ -31,7 +31,8 @@ static int parse_io(const char *text, enum mr_io *io)
             return 0;
         }
     near = mr_nearest(text, name, 3);
-    fprintf(stderr, "millrace: --io %s: auto, uring or epoll%s%s%s\n", text, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+    fprintf(stderr, "millrace: --io %s: auto, uring or epoll%s%s%s\n", text, near ? "; did you mean " : "", near ? near : "",
+            near ? "?" : "");
     return MR_EXIT_CONFIG;
 }
 
@@ -62,8 +63,10 @@ static int place_in_dir(struct mr_resume *at, const struct request *q, const str
     if (*resumed)
         return mr_resume(at, d, p, err);
     if (q->resume && access(mr_rundir_file(d, "latest", path), F_OK) == 0)
-        return mr_err_set(err, MR_EXIT_CONFIG, "--resume: %s has a checkpoint but no run.json, which says what it belongs to: restore that file, or "
-                          "start a new run.dir", d->path);
+        return mr_err_set(err, MR_EXIT_CONFIG,
+                          "--resume: %s has a checkpoint but no run.json, which says what it belongs to: restore that file, or "
+                          "start a new run.dir",
+                          d->path);
     if (q->resume)
         printf("millrace: --resume: %s has no run yet, so it starts from the beginning\n", d->path);
     return mr_rundir_write_identity(d, &p->topo, &p->checked, err);
@@ -82,13 +85,13 @@ static int go(const struct request *q, struct mr_prepared *p, const struct mr_ru
         return 0;
     }
     if (resumed)
-        printf("resuming run %s at step %u of %u%s; %u microbatches committed after it will be done again\n", p->topo.run.name, at.first_step,
-               p->shm.seg.steps_total, at.first_step ? "" : " (no checkpoint yet)", at.recomputed);
+        printf("resuming run %s at step %u of %u%s; %u microbatches committed after it will be done again\n", p->topo.run.name,
+               at.first_step, p->shm.seg.steps_total, at.first_step ? "" : " (no checkpoint yet)", at.recomputed);
     mr_shm_plan_make(&p->shm, &p->checked, &p->topo, at.first_step);
     o.first_step = at.first_step;
     o.recomputed = at.recomputed;
-    printf("run %s: %u actors, %u microbatches in %u steps, directory %s\n", p->topo.run.name, p->shm.seg.n_actors, p->shm.seg.microbatches_total,
-           p->shm.seg.steps_total, d->path);
+    printf("run %s: %u actors, %u microbatches in %u steps, directory %s\n", p->topo.run.name, p->shm.seg.n_actors,
+           p->shm.seg.microbatches_total, p->shm.seg.steps_total, d->path);
     fflush(stdout);
     return mr_supervise(&o, err);
 }
@@ -116,12 +119,15 @@ int mr_cmd_run(int argc, char **argv)
 {
     struct request q = {.topo = NULL};
     const char *io = NULL;
-    const struct mr_arg args[] = {
-        {.name = "set", .list = &q.set}, {.name = "resume", .flag = &q.resume}, {.name = "name", .value = &q.name}, {.name = "io", .value = &io},
-        {.name = NULL}};
+    const struct mr_arg args[] = {{.name = "set", .list = &q.set},
+                                  {.name = "resume", .flag = &q.resume},
+                                  {.name = "name", .value = &q.name},
+                                  {.name = "io", .value = &io},
+                                  {.name = NULL}};
     const struct mr_usage u = {
         "run TOPO.json [--set /pointer=value]... [--resume] [--name RUN] [--io auto|uring|epoll]",
-        "Trains.  The first Ctrl-C (or SIGTERM, or millrace stop) ends the run after the current step with a checkpoint; the second at once.\n"
+        "Trains.  The first Ctrl-C (or SIGTERM, or millrace stop) ends the run after the current step with a checkpoint; the second at "
+        "once.\n"
         "  --set /pointer=value   replaces a key; the value is JSON\n"
         "  --resume               goes on from the last checkpoint in /run/dir; a complete run says so and exits 0\n"
         "  --name RUN             overrides /run/name\n"

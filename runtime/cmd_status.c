@@ -19,7 +19,7 @@ static json_t *look(const char *run, struct mr_err *err)
 
     if (mr_seg_open(&s, run, 0, err))
         return NULL;
-    if (mr_seg_owner_alive(run) == 1)                      /* a supervisor that does not answer is no reason to say nothing */
+    if (mr_seg_owner_alive(run) == 1) /* a supervisor that does not answer is no reason to say nothing */
         info = mr_control_call(run, json_pack("{s:s}", "cmd", "info"), INFO_MS, &silent);
     o = mr_status_json(&s, info);
     json_decref(info);

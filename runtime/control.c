@@ -20,7 +20,8 @@ static int address(struct sockaddr_un *a, const char *run, struct mr_err *err)
     a->sun_family = AF_UNIX;
     n = snprintf(a->sun_path, sizeof a->sun_path, "/dev/shm/millrace-%s.sock", run);
     if (n >= (int)sizeof a->sun_path)
-        return mr_err_set(err, MR_EXIT_CONFIG, "run name %s: too long for a socket (%d bytes, at most %zu)", run, n, sizeof a->sun_path - 1);
+        return mr_err_set(err, MR_EXIT_CONFIG, "run name %s: too long for a socket (%d bytes, at most %zu)", run, n,
+                          sizeof a->sun_path - 1);
     return 0;
 }
 
@@ -88,7 +89,7 @@ static json_t *answer(struct mr_control *c, int fd, const char *buf, size_t n)
 static void on_client(void *arg, int fd)
 {
     struct mr_control *c = arg;
-    static char buf[MR_CONTROL_BYTES];                 /* one thread, and used up within the call */
+    static char buf[MR_CONTROL_BYTES]; /* one thread, and used up within the call */
 
     for (;;) {
         ssize_t n = recv(fd, buf, sizeof buf, MSG_DONTWAIT);
@@ -166,8 +167,8 @@ static int connect_to(const char *run, int timeout_ms, struct mr_err *err)
     if (address(&a, run, err))
         return -1;
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv) == 0 && setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv) == 0 &&
-        connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+    if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv) == 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv) == 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
         return fd;
     mr_err_set(err, MR_EXIT_FAILED, "run %s does not answer on %s: %s", run, a.sun_path, strerror(errno));
     if (fd >= 0)
@@ -182,7 +183,8 @@ static json_t *receive(int fd, const char *run, struct mr_err *err)
     json_t *reply = n > 0 ? json_loadb(buf, (size_t)n, 0, NULL) : NULL;
 
     if (!reply)
-        mr_err_set(err, MR_EXIT_FAILED, "run %s: no answer from its supervisor: %s", run, n < 0 ? strerror(errno) : "the connection was closed");
+        mr_err_set(err, MR_EXIT_FAILED, "run %s: no answer from its supervisor: %s", run,
+                   n < 0 ? strerror(errno) : "the connection was closed");
     free(buf);
     return reply;
 }

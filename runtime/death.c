@@ -96,7 +96,7 @@ uint64_t mr_oom_kills(void)
 
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
-        if (strncmp(line, "0::", 3) == 0)                  /* cgroup v2; "/" in a container's own namespace */
+        if (strncmp(line, "0::", 3) == 0) /* cgroup v2; "/" in a container's own namespace */
             snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.events", strcmp(line + 3, "/") ? line + 3 : "");
     }
     if (f)
@@ -117,6 +117,6 @@ char mr_pid_state(int pid)
     n = fread(buf, 1, sizeof buf - 1, f);
     fclose(f);
     buf[n] = 0;
-    end = strrchr(buf, ')');                               /* the name may hold anything, a ')' too */
+    end = strrchr(buf, ')'); /* the name may hold anything, a ')' too */
     return end && end[1] == ' ' && end[2] ? end[2] : '?';
 }

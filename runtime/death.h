@@ -1,4 +1,5 @@
-/* One sentence about how a process ended, from what is known for certain: its exit status, the cgroup's out-of-memory count, our own reason. */
+/* One sentence about how a process ended, from what is known for certain: its exit status, the cgroup's out-of-memory count, our own
+ * reason. */
 #ifndef MR_RUNTIME_DEATH_H
 #define MR_RUNTIME_DEATH_H
 
@@ -9,10 +10,10 @@
 enum mr_kill_reason { MR_KILL_NONE, MR_KILL_HANG, MR_KILL_STOPPED, MR_KILL_RESTART, MR_KILL_END };
 
 struct mr_death {
-    int code, sig;               /* as mr_child_reap gives them */
+    int code, sig; /* as mr_child_reap gives them */
     enum mr_kill_reason why;
-    int drained, acked;          /* the row said so at the end */
-    int oom;                     /* the cgroup's oom_kill count went up since the last look */
+    int drained, acked; /* the row said so at the end */
+    int oom;            /* the cgroup's oom_kill count went up since the last look */
 };
 
 /* "failed: exit code 1", "was killed from outside (SIGKILL)", ...: the text after the actor's name. */

@@ -134,14 +134,14 @@ static int cut_line(struct cut *c, const char *line, size_t n, struct mr_err *er
     c->line_no++;
     if (!json_is_integer(step)) {
         json_decref(root);
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s:%u: not a line with a \"step\" (%s): the file is damaged; start a new run.dir", c->path, c->line_no,
-                          root ? "no such key" : je.text);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s:%u: not a line with a \"step\" (%s): the file is damaged; start a new run.dir", c->path,
+                          c->line_no, root ? "no such key" : je.text);
     }
     keep = json_integer_value(step) >= 0 && json_integer_value(step) < (json_int_t)c->n_steps;
     if (keep && !c->lax && json_integer_value(step) != (json_int_t)c->kept) {
         json_decref(root);
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s:%u: step %lld where step %u belongs: the file is damaged; start a new run.dir", c->path, c->line_no,
-                          (long long)json_integer_value(step), c->kept);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s:%u: step %lld where step %u belongs: the file is damaged; start a new run.dir", c->path,
+                          c->line_no, (long long)json_integer_value(step), c->kept);
     }
     if (keep) {
         fwrite(line, 1, n, c->out);
@@ -161,12 +161,13 @@ static int cut_all(struct cut *c, FILE *in, struct mr_err *err)
     int r = 0;
 
     while (r == 0 && in && (n = getline(&line, &cap, in)) > 0)
-        if (line[n - 1] == '\n')                       /* else: torn by a crash in mid-write, never counted as written */
+        if (line[n - 1] == '\n') /* else: torn by a crash in mid-write, never counted as written */
             r = cut_line(c, line, (size_t)n, err);
     free(line);
     if (r == 0 && !c->lax && c->kept != c->n_steps)
-        r = mr_err_set(err, MR_EXIT_CONFIG, "%s: has %u of the %u steps that the checkpoint says are done: the file is damaged; start a new run.dir",
-                       c->path, c->kept, c->n_steps);
+        r = mr_err_set(err, MR_EXIT_CONFIG,
+                       "%s: has %u of the %u steps that the checkpoint says are done: the file is damaged; start a new run.dir", c->path,
+                       c->kept, c->n_steps);
     return r;
 }
 

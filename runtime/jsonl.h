@@ -9,8 +9,8 @@
 #include "base/err.h"
 
 struct mr_jsonl {
-    int fd;                      /* -1 = not open */
-    uint64_t bytes;              /* whole lines on disk */
+    int fd;         /* -1 = not open */
+    uint64_t bytes; /* whole lines on disk */
 };
 
 /* Opens for appending, creating it (0644).  0 or -1 with err (MR_EXIT_ENV). */
@@ -20,10 +20,10 @@ void mr_jsonl_close(struct mr_jsonl *j);
 int mr_jsonl_append(struct mr_jsonl *j, const char *line, size_t n);
 /* Takes back lines appended after the file was `bytes` long. */
 void mr_jsonl_truncate(struct mr_jsonl *j, uint64_t bytes);
-int mr_jsonl_sync(struct mr_jsonl *j);                 /* fdatasync: 0 or a negative errno */
+int mr_jsonl_sync(struct mr_jsonl *j); /* fdatasync: 0 or a negative errno */
 
-/* Keeps the lines of steps < n_steps, atomically (a new file, fsync, rename), and calls fn for every whole line, kept or not.  A torn last line is
- * dropped.  The kept lines must be those of steps 0 .. n_steps - 1, in order, unless `lax`.  A missing file is an empty one. */
+/* Keeps the lines of steps < n_steps, atomically (a new file, fsync, rename), and calls fn for every whole line, kept or not.  A torn last
+ * line is dropped.  The kept lines must be those of steps 0 .. n_steps - 1, in order, unless `lax`.  A missing file is an empty one. */
 typedef void (*mr_jsonl_fn)(const json_t *line, int kept, void *arg);
 int mr_jsonl_cut(const char *path, unsigned n_steps, int lax, mr_jsonl_fn fn, void *arg, struct mr_err *err);
 

@@ -100,7 +100,7 @@ int mr_ledger_line(const struct mr_seg *s, unsigned step, char **line, size_t *n
     for (unsigned k = 0; k < m; k++)
         rec[k] = mr_record(s, step, k);
     qsort(rec, m, sizeof *rec, by_pos);
-    for (unsigned k = 0; k < m; k++)                   /* in plan order: floating-point sums do not depend on who was faster */
+    for (unsigned k = 0; k < m; k++) /* in plan order: floating-point sums do not depend on who was faster */
         add(sums, rec[k]);
     r = write_line(f, s, rec, m, sums);
     free(rec);
@@ -121,7 +121,8 @@ static void count_line(const json_t *line, int kept, void *arg)
 
     if (!kept)
         c->dropped_lines++;
-    json_array_foreach(items, i, item) {
+    json_array_foreach(items, i, item)
+    {
         json_int_t pos = json_integer_value(json_object_get(item, "item"));
 
         if (!kept) {
@@ -146,8 +147,8 @@ int mr_ledger_cut(const char *path, unsigned n_steps, unsigned n_pos, struct mr_
     if (mr_jsonl_cut(path, n_steps, 0, count_line, c, err))
         return -1;
     if (c->duplicate >= 0)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: microbatch %d is in two steps: the file is damaged; start a new run.dir", mr_err_path(path, 200),
-                          c->duplicate);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: microbatch %d is in two steps: the file is damaged; start a new run.dir",
+                          mr_err_path(path, 200), c->duplicate);
     return 0;
 }
 

@@ -12,16 +12,16 @@ struct mr_step_sums {
     double loss_sum, weight_sum;
 };
 
-/* The line of committed step `step`, with '\n'; *line is malloc'ed.  0, -ENOMEM, or -ESTALE: its plan or records are no longer in the segment (a
- * broken protocol: the run must end). */
+/* The line of committed step `step`, with '\n'; *line is malloc'ed.  0, -ENOMEM, or -ESTALE: its plan or records are no longer in the
+ * segment (a broken protocol: the run must end). */
 int mr_ledger_line(const struct mr_seg *s, unsigned step, char **line, size_t *n, struct mr_step_sums *sums);
 
 /* What resume learns while it cuts the ledger to the lines of steps < n_steps. */
 struct mr_ledger_cut {
-    unsigned char *committed;        /* [n_pos], 1 = this plan position is in a kept line; malloc'ed */
+    unsigned char *committed; /* [n_pos], 1 = this plan position is in a kept line; malloc'ed */
     unsigned n_pos;
     unsigned items, dropped_items, dropped_lines;
-    int duplicate;                   /* a position that two kept lines have, or -1 */
+    int duplicate; /* a position that two kept lines have, or -1 */
 };
 int mr_ledger_cut(const char *path, unsigned n_steps, unsigned n_pos, struct mr_ledger_cut *c, struct mr_err *err);
 void mr_ledger_cut_free(struct mr_ledger_cut *c);

@@ -14,7 +14,7 @@
 enum { BATCH = 64 };
 
 struct watch {
-    int fd;                      /* -1 = free */
+    int fd; /* -1 = free */
     uint32_t generation;
     mr_loop_fn fn;
     void *arg;

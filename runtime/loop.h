@@ -15,7 +15,7 @@
 #include "base/err.h"
 
 enum mr_io { MR_IO_AUTO, MR_IO_URING, MR_IO_EPOLL };
-enum { MR_LOOP_MAX = 1024 };             /* descriptors watched at a time */
+enum { MR_LOOP_MAX = 1024 }; /* descriptors watched at a time */
 
 struct mr_loop;
 typedef void (*mr_loop_fn)(void *arg, int fd);
@@ -23,8 +23,8 @@ typedef void (*mr_loop_fn)(void *arg, int fd);
 /* MR_IO_AUTO takes io_uring, or epoll when the kernel refuses it; then `why` (never empty in that case) holds one line that says why.
  * MR_IO_URING fails instead (MR_EXIT_ENV).  NULL with err on failure. */
 struct mr_loop *mr_loop_create(enum mr_io want, char *why, size_t why_bytes, struct mr_err *err);
-void mr_loop_destroy(struct mr_loop *l);               /* NULL is fine; watched descriptors stay open, they are the caller's */
-const char *mr_loop_name(const struct mr_loop *l);     /* "io_uring" or "epoll" */
+void mr_loop_destroy(struct mr_loop *l);           /* NULL is fine; watched descriptors stay open, they are the caller's */
+const char *mr_loop_name(const struct mr_loop *l); /* "io_uring" or "epoll" */
 
 /* Calls fn(arg, fd) whenever fd becomes readable, hangs up or fails.  0, -ENOSPC, or what the kernel said. */
 int mr_loop_add(struct mr_loop *l, int fd, mr_loop_fn fn, void *arg);

@@ -11,7 +11,7 @@
 
 struct mr_loop_ops {
     const char *name;
-    void *(*open)(int *error);                                         /* NULL with a negative errno */
+    void *(*open)(int *error); /* NULL with a negative errno */
     void (*close)(void *self);
     int (*arm)(void *self, int fd, uint64_t tag);
     void (*disarm)(void *self, int fd, uint64_t tag);

@@ -27,11 +27,11 @@ static void *ur_open(int *error)
         return NULL;
     }
     *error = io_uring_queue_init_params(ENTRIES, &u->ring, &p);
-    if (*error == -EINVAL) {               /* before 6.0: the two flags are only hints that save interrupts */
+    if (*error == -EINVAL) { /* before 6.0: the two flags are only hints that save interrupts */
         memset(&p, 0, sizeof p);
         *error = io_uring_queue_init_params(ENTRIES, &u->ring, &p);
     }
-    if (*error == 0 && !(p.features & IORING_FEAT_RSRC_TAGS)) {   /* came with 5.13, as multishot poll did */
+    if (*error == 0 && !(p.features & IORING_FEAT_RSRC_TAGS)) { /* came with 5.13, as multishot poll did */
         io_uring_queue_exit(&u->ring);
         *error = -EOPNOTSUPP;
     }
@@ -78,10 +78,10 @@ static void ur_disarm(void *self, int fd, uint64_t tag)
 
     (void)fd;
     if (!sqe)
-        return;                            /* the stale tag is dropped by loop.c all the same */
+        return; /* the stale tag is dropped by loop.c all the same */
     io_uring_prep_poll_remove(sqe, tag);
     io_uring_sqe_set_data64(sqe, 0);
-    io_uring_submit(&u->ring);             /* now: a pending poll keeps the closed file alive */
+    io_uring_submit(&u->ring); /* now: a pending poll keeps the closed file alive */
 }
 
 static int wait_one(struct uring_loop *u, int timeout_ms)

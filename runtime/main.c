@@ -45,8 +45,8 @@ static int unknown(const char *name)
     for (int i = 0; i < COMMANDS; i++)
         names[i] = command[i].name;
     near = mr_nearest(name, names, COMMANDS);
-    fprintf(stderr, "millrace: unknown command \"%s\"%s%s%s (millrace --help lists them)\n", name, near ? "; did you mean " : "", near ? near : "",
-            near ? "?" : "");
+    fprintf(stderr, "millrace: unknown command \"%s\"%s%s%s (millrace --help lists them)\n", name, near ? "; did you mean " : "",
+            near ? near : "", near ? "?" : "");
     return MR_EXIT_CONFIG;
 }
 

@@ -32,7 +32,7 @@ static void head(FILE *f, const char *name, const char *type, const char *help)
 static void one(FILE *f, const char *name, const char *type, const char *help, double value)
 {
     if (!isfinite(value))
-        return;                                            /* absent, not zero: there is none yet */
+        return; /* absent, not zero: there is none yet */
     head(f, name, type, help);
     fprintf(f, "millrace_%s %.17g\n", name, value);
 }
@@ -59,11 +59,26 @@ static void run_text(const struct mr_metrics_source *src, FILE *f)
 typedef double (*row_fn)(const struct mr_actor_row *row);
 
 /* relaxed loads below: metrics, each figure alone */
-static double row_restarts(const struct mr_actor_row *row) { return mr_ld_relaxed(&row->restarts); }
-static double row_up(const struct mr_actor_row *row) { return mr_ld_relaxed(&row->state) == MR_ACTOR_RUNNING; }
-static double row_items(const struct mr_actor_row *row) { return (double)mr_ld_relaxed(&row->items); }
-static double row_tokens(const struct mr_actor_row *row) { return (double)mr_ld_relaxed(&row->tokens); }
-static double row_busy(const struct mr_actor_row *row) { return (double)mr_ld_relaxed(&row->busy_ns) * 1e-9; }
+static double row_restarts(const struct mr_actor_row *row)
+{
+    return mr_ld_relaxed(&row->restarts);
+}
+static double row_up(const struct mr_actor_row *row)
+{
+    return mr_ld_relaxed(&row->state) == MR_ACTOR_RUNNING;
+}
+static double row_items(const struct mr_actor_row *row)
+{
+    return (double)mr_ld_relaxed(&row->items);
+}
+static double row_tokens(const struct mr_actor_row *row)
+{
+    return (double)mr_ld_relaxed(&row->tokens);
+}
+static double row_busy(const struct mr_actor_row *row)
+{
+    return (double)mr_ld_relaxed(&row->busy_ns) * 1e-9;
+}
 
 static void actor_text(const struct mr_seg *s, FILE *f, const char *name, const char *type, const char *help, row_fn fn)
 {
@@ -80,7 +95,8 @@ static void wait_text(const struct mr_seg *s, FILE *f)
             uint64_t ns = mr_ld_relaxed(&s->actors[i].wait_ns[why]);
 
             if (ns)
-                fprintf(f, "millrace_actor_wait_seconds{actor=\"%s\",reason=\"%s\"} %.6f\n", s->actors[i].name, mr_wait_name(why), (double)ns * 1e-9);
+                fprintf(f, "millrace_actor_wait_seconds{actor=\"%s\",reason=\"%s\"} %.6f\n", s->actors[i].name, mr_wait_name(why),
+                        (double)ns * 1e-9);
         }
 }
 
@@ -94,8 +110,8 @@ static void queue_text(const struct mr_seg *s, FILE *f)
         if (r < MR_RING_READY)
             fprintf(f, "millrace_ring_items{ring=\"%s\"} %u\n", r == MR_RING_INPUT ? "input" : "retry", mr_ring_live(s, r));
         else
-            fprintf(f, "millrace_ring_items{ring=\"ready\",bucket=\"%u\",parity=\"%u\"} %u\n", (r - MR_RING_READY) / 2, (r - MR_RING_READY) & 1,
-                    mr_ring_live(s, r));
+            fprintf(f, "millrace_ring_items{ring=\"ready\",bucket=\"%u\",parity=\"%u\"} %u\n", (r - MR_RING_READY) / 2,
+                    (r - MR_RING_READY) & 1, mr_ring_live(s, r));
     }
     for (unsigned i = 0; i < s->hdr->n_slabs; i++) {
         unsigned k = mr_w_slab_kind(mr_ld(&s->slabs[i].word));
@@ -134,8 +150,8 @@ static enum MHD_Result reply(struct MHD_Connection *con, unsigned status, void *
     return ok;
 }
 
-static enum MHD_Result on_request(void *arg, struct MHD_Connection *con, const char *url, const char *method, const char *version, const char *data,
-                                  size_t *data_bytes, void **state)
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *con, const char *url, const char *method, const char *version,
+                                  const char *data, size_t *data_bytes, void **state)
 {
     static char lost[] = "millrace: only GET /metrics is here\n";
     struct mr_metrics *m = arg;
@@ -188,11 +204,12 @@ static int listen_on(const char *where, struct mr_err *err)
     int fd = -1, on = 1;
 
     if (split(where, host, sizeof host, &port) || getaddrinfo(host[0] ? host : NULL, port, &hint, &ai))
-        return mr_err_set(err, MR_EXIT_CONFIG, "/metrics/listen: \"%s\" is not an address and a port: write for example \"127.0.0.1:9464\"", where);
+        return mr_err_set(err, MR_EXIT_CONFIG, "/metrics/listen: \"%s\" is not an address and a port: write for example \"127.0.0.1:9464\"",
+                          where);
     fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) || bind(fd, ai->ai_addr, ai->ai_addrlen) || listen(fd, 16)) {
-        mr_err_set(err, MR_EXIT_ENV, "/metrics/listen: cannot listen on %s: %s; choose another port (--set /metrics/listen='\"127.0.0.1:PORT\"')", where,
-                   strerror(errno));
+        mr_err_set(err, MR_EXIT_ENV, "/metrics/listen: cannot listen on %s: %s (another port: --set /metrics/listen='\"127.0.0.1:PORT\"')",
+                   where, strerror(errno));
         if (fd >= 0)
             close(fd);
         fd = -1;
@@ -214,8 +231,8 @@ struct mr_metrics *mr_metrics_open(const char *where, struct mr_loop *loop, stru
     m->loop = loop;
     m->src = src;
     m->epoll_fd = -1;
-    m->daemon = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, on_request, m, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_TIMEOUT, 5u,
-                                 MHD_OPTION_CONNECTION_LIMIT, 16u, MHD_OPTION_END);
+    m->daemon = MHD_start_daemon(MHD_USE_EPOLL, 0, NULL, NULL, on_request, m, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_TIMEOUT,
+                                 5u, MHD_OPTION_CONNECTION_LIMIT, 16u, MHD_OPTION_END);
     info = m->daemon ? MHD_get_daemon_info(m->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
     if (!info || mr_loop_add(loop, info->epoll_fd, on_http, m)) {
         mr_err_set(err, MR_EXIT_ENV, "/metrics/listen: the HTTP server does not start on %s", where);

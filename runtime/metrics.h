@@ -18,8 +18,8 @@ struct mr_metrics;
 
 /* `listen` is HOST:PORT, numeric ("127.0.0.1:9464", "[::1]:9464", ":9464" = all).  NULL with err (MR_EXIT_CONFIG or _ENV). */
 struct mr_metrics *mr_metrics_open(const char *listen, struct mr_loop *loop, struct mr_metrics_source src, struct mr_err *err);
-void mr_metrics_close(struct mr_metrics *m);     /* NULL is fine */
-void mr_metrics_tick(struct mr_metrics *m);      /* time-outs of connections; NULL is fine */
+void mr_metrics_close(struct mr_metrics *m); /* NULL is fine */
+void mr_metrics_tick(struct mr_metrics *m);  /* time-outs of connections; NULL is fine */
 void mr_metrics_text(const struct mr_metrics_source *src, FILE *f);
 
 #endif

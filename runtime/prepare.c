@@ -29,7 +29,7 @@ int mr_prepare(struct mr_prepared *p, const char *path, const struct mr_arg_list
     if (mr_topology_load(&p->topo, path, all.v, all.n, err))
         return -1;
     p->has_topo = 1;
-    p->has_checked = 1;                                /* freed in both cases, says data/check.h */
+    p->has_checked = 1; /* freed in both cases, says data/check.h */
     if (mr_check(&p->checked, &p->topo, MR_CHECK_DATA | MR_CHECK_PLAN, err))
         return -1;
     mr_shm_plan_make(&p->shm, &p->checked, &p->topo, 0);

@@ -9,7 +9,7 @@
 struct mr_prepared {
     struct mr_topology topo;
     struct mr_checked checked;
-    struct mr_shm_plan shm;              /* first_step is 0 here */
+    struct mr_shm_plan shm; /* first_step is 0 here */
     int has_topo, has_checked;
 };
 
@@ -22,9 +22,9 @@ void mr_prepared_print(const struct mr_prepared *p, FILE *f);
 
 /* `run --resume`: where to go on, with the ledger cut to match. */
 struct mr_resume {
-    unsigned first_step;                 /* 0: no checkpoint yet, everything anew */
-    unsigned recomputed;                 /* microbatches of the ledger lines that were cut off */
-    int complete;                        /* nothing is left to do */
+    unsigned first_step; /* 0: no checkpoint yet, everything anew */
+    unsigned recomputed; /* microbatches of the ledger lines that were cut off */
+    int complete;        /* nothing is left to do */
 };
 int mr_resume(struct mr_resume *r, const struct mr_rundir *d, const struct mr_prepared *p, struct mr_err *err);
 

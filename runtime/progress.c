@@ -70,6 +70,6 @@ void mr_progress_line(const struct mr_progress *p, const struct mr_totals *t, un
     if (isfinite(a))
         snprintf(accept, sizeof accept, "  accept %.3f", a);
     duration(mr_progress_eta_s(p, t), eta, sizeof eta);
-    snprintf(out, bytes, "step %u/%u  loss %s%s  %.0f tokens/s  ETA %s  restarts %u", t->steps, t->steps_total, loss, accept, mr_progress_tokens_per_s(p),
-             eta, restarts);
+    snprintf(out, bytes, "step %u/%u  loss %s%s  %.0f tokens/s  ETA %s  restarts %u", t->steps, t->steps_total, loss, accept,
+             mr_progress_tokens_per_s(p), eta, restarts);
 }

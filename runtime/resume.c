@@ -1,7 +1,7 @@
 /* Resume: `latest` says where to go on, and everything else is cut to match (docs/design.md 6.3).
  *
- * Checkpoint N holds the effect of steps < N.  So the ledger keeps the lines of those steps, checkpoints newer than N are removed (their steps
- * will be done again), and the feeder publishes every microbatch that is in no kept line.
+ * Checkpoint N holds the effect of steps < N.  So the ledger keeps the lines of those steps, checkpoints newer than N are removed (their
+ * steps will be done again), and the feeder publishes every microbatch that is in no kept line.
  *
  * Slabs: drafters may have committed microbatches ahead of the plan (they take any ready one of a bucket).  x of them at or after the
  * first position of step N+1 mean that up to x slabs can be held by microbatches which step N does not want: M + x slabs are needed.
@@ -32,8 +32,10 @@ static int check_slabs(const struct mr_prepared *p, unsigned step, const struct 
     if ((unsigned)p->checked.n_slabs >= places + ahead)
         return 0;
     return mr_err_set(err, MR_EXIT_CONFIG,
-                      "/queue/slabs_per_device: --resume at step %u needs %u slabs: %u for a step and %u for microbatches that were committed ahead of the "
-                      "plan; the topology gives %d. Raise it at least to what the run had before", step, places + ahead, places, ahead, p->checked.n_slabs);
+                      "/queue/slabs_per_device: --resume at step %u needs %u slabs: %u for a step and %u for microbatches that were "
+                      "committed ahead of the "
+                      "plan; the topology gives %d. Raise it at least to what the run had before",
+                      step, places + ahead, places, ahead, p->checked.n_slabs);
 }
 
 int mr_resume(struct mr_resume *r, const struct mr_rundir *d, const struct mr_prepared *p, struct mr_err *err)

@@ -20,7 +20,7 @@ enum { FILE_PATH = MR_PATH + 64 };
 char *mr_rundir_file(const struct mr_rundir *d, const char *name, char *out)
 {
     if (snprintf(out, FILE_PATH, "%s/%s", d->path, name) >= FILE_PATH)
-        out[0] = 0;                                    /* a name that nothing has: the caller's open fails */
+        out[0] = 0; /* a name that nothing has: the caller's open fails */
     return out;
 }
 
@@ -60,7 +60,7 @@ static int take_lock(struct mr_rundir *d, struct mr_err *err)
     if (errno == EWOULDBLOCK)
         return mr_err_set(err, MR_EXIT_CONFIG, "/run/dir: %s is in use by another live run: choose another directory, or stop that run",
                           mr_err_path(d->path, 200));
-    return 0;                                          /* a file system without locks: the live-name check still stands */
+    return 0; /* a file system without locks: the live-name check still stands */
 }
 
 static int probe(const struct mr_rundir *d, struct mr_err *err)
@@ -86,7 +86,8 @@ int mr_rundir_open(struct mr_rundir *d, const char *path, int resume, struct mr_
     if (take_lock(d, err))
         goto fail;
     if (!resume && (has_content(d, "ledger.jsonl") || has_content(d, "latest"))) {
-        mr_err_set(err, MR_EXIT_CONFIG, "/run/dir: %s holds a run already: go on with it (--resume), or choose another directory (--set /run/dir=...)",
+        mr_err_set(err, MR_EXIT_CONFIG,
+                   "/run/dir: %s holds a run already: go on with it (--resume), or choose another directory (--set /run/dir=...)",
                    mr_err_path(path, 200));
         goto fail;
     }
@@ -276,16 +277,18 @@ static json_t *identity(const struct mr_topology *t, const struct mr_checked *c)
     for (int i = 0; i < t->data.n_buckets; i++)
         json_array_append_new(buckets, json_integer(t->data.buckets[i]));
     snprintf(data, sizeof data, "%016" PRIx64, mr_dataset_fingerprint(c->data));
-    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed, "microbatches_per_step",
-                     mr_topo_places(t), "token_budget", t->data.token_budget, "buckets", buckets, "data", data, "microbatches_per_epoch",
-                     (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "drafter_parameters", (json_int_t)c->layout.P);
+    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed,
+                     "microbatches_per_step", mr_topo_places(t), "token_budget", t->data.token_budget, "buckets", buckets, "data", data,
+                     "microbatches_per_epoch", (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "drafter_parameters",
+                     (json_int_t)c->layout.P);
 }
 
 int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
 {
     json_t *id = identity(t, c);
     char *text = id ? json_dumps(id, JSON_INDENT(2)) : NULL, path[FILE_PATH];
-    int r = text ? mr_write_file(mr_rundir_file(d, "run.json", path), text, strlen(text), err) : mr_err_set(err, MR_EXIT_ENV, "out of memory");
+    int r =
+        text ? mr_write_file(mr_rundir_file(d, "run.json", path), text, strlen(text), err) : mr_err_set(err, MR_EXIT_ENV, "out of memory");
 
     free(text);
     json_decref(id);
@@ -303,8 +306,10 @@ static int same(const struct mr_json *then, const char *key, const json_t *now, 
     a = json_dumps(was, JSON_ENCODE_ANY | JSON_COMPACT);
     b = json_dumps(now, JSON_ENCODE_ANY | JSON_COMPACT);
     snprintf(ptr, sizeof ptr, "/%s", key);
-    r = mr_json_error(then, ptr, err, "--resume: the run was started with %s, the topology now gives %s: the plan would be another one; "
-                      "restore it, or start a new run.dir", a ? a : "nothing", b ? b : "?");
+    r = mr_json_error(then, ptr, err,
+                      "--resume: the run was started with %s, the topology now gives %s: the plan would be another one; "
+                      "restore it, or start a new run.dir",
+                      a ? a : "nothing", b ? b : "?");
     free(a);
     free(b);
     return r;
@@ -321,7 +326,8 @@ int mr_rundir_check_identity(const struct mr_rundir *d, const struct mr_topology
     if (mr_json_load(&then, mr_rundir_file(d, "run.json", path), err))
         return mr_err_prefix(err, "--resume: there is no run to go on with");
     id = identity(t, c);
-    json_object_foreach(id, key, value) {
+    json_object_foreach(id, key, value)
+    {
         if (r == 0)
             r = same(&then, key, value, err);
     }

@@ -53,14 +53,14 @@ static void append(struct mr_runlog *l, enum mr_level level, const char *actor, 
     if (l->fd < 0)
         return;
     clock_gettime(CLOCK_REALTIME, &now);
-    o = json_pack("{s:f, s:s, s:s, s:o}", "t", (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3, "level", name[level], "actor", actor, "msg",
-                  text_of(msg));
+    o = json_pack("{s:f, s:s, s:s, s:o}", "t", (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3, "level", name[level], "actor",
+                  actor, "msg", text_of(msg));
     line = o ? json_dumps(o, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(13)) : NULL;
     json_decref(o);
     if (!line)
         return;
     n = strlen(line);
-    line[n] = '\n';                                    /* in place of the NUL: one write, one line */
+    line[n] = '\n'; /* in place of the NUL: one write, one line */
     if (write(l->fd, line, n + 1) != (ssize_t)(n + 1))
         l->lost++;
     free(line);

@@ -1,7 +1,7 @@
 /* What a run says: log.jsonl for everything, the terminal for what a person should see, and the status line that both must not tear.
  *
- * log.jsonl: one object a line, {"t": unix seconds, "level": "info", "actor": "drafter/1", "msg": "..."}.  A full disk or a closed terminal never stops
- * training: failed writes are counted and forgotten. */
+ * log.jsonl: one object a line, {"t": unix seconds, "level": "info", "actor": "drafter/1", "msg": "..."}.  A full disk or a closed terminal
+ * never stops training: failed writes are counted and forgotten. */
 #ifndef MR_RUNTIME_RUNLOG_H
 #define MR_RUNTIME_RUNLOG_H
 
@@ -12,10 +12,10 @@
 #include "base/log.h"
 
 struct mr_runlog {
-    int fd;                      /* log.jsonl; -1 = not open (messages still reach the terminal) */
-    int tty;                     /* stdout is a terminal: the status line is redrawn in place */
-    int line_shown;              /* a status line stands on the terminal now */
-    unsigned long lost;          /* lines that could not be written */
+    int fd;             /* log.jsonl; -1 = not open (messages still reach the terminal) */
+    int tty;            /* stdout is a terminal: the status line is redrawn in place */
+    int line_shown;     /* a status line stands on the terminal now */
+    unsigned long lost; /* lines that could not be written */
 };
 
 int mr_runlog_open(struct mr_runlog *l, const char *path, struct mr_err *err);

@@ -98,7 +98,8 @@ int mr_shm_clean(const char *run, char *said, size_t bytes)
     if (alive == 0)
         alive = mr_seg_clean(run);
     if (alive == 0)
-        snprintf(said, bytes, "run %s: its supervisor is gone; removed %u files, %llu bytes, from /dev/shm", run, n, (unsigned long long)size);
+        snprintf(said, bytes, "run %s: its supervisor is gone; removed %u files, %llu bytes, from /dev/shm", run, n,
+                 (unsigned long long)size);
     else if (alive == 1)
         snprintf(said, bytes, "run %s is live", run);
     else

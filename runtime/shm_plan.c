@@ -14,7 +14,7 @@
 
 #include "ipc/arena.h"
 
-enum { SPARE_BYTES = 1 << 20 };            /* control socket, directory entries, page rounding */
+enum { SPARE_BYTES = 1 << 20 }; /* control socket, directory entries, page rounding */
 
 static int is_cuda(const char *device)
 {
@@ -65,7 +65,8 @@ static unsigned first_pos(const struct mr_checked *c, const struct mr_topology *
     return c->epoch[e].first_pos + (step - c->epoch[e].first_step) * (unsigned)mr_topo_places(t);
 }
 
-/* Items: one for each slab and each target in flight (docs/design.md 4.3), and a few queued ahead so that no target waits for the feeder. */
+/* Items: one for each slab and each target in flight (docs/design.md 4.3), and a few queued ahead so that no target waits for the feeder.
+ */
 static unsigned item_count(const struct mr_checked *c, const struct mr_topology *t)
 {
     unsigned ahead = 8 + 2 * (unsigned)t->n_targets;
@@ -130,12 +131,13 @@ int mr_shm_plan_fits(const struct mr_shm_plan *p, struct mr_err *err)
         return mr_err_set(err, MR_EXIT_ENV, "/dev/shm is not writable for uid %u: mount it read-write with mode 1777", (unsigned)geteuid());
     have = (uint64_t)fs.f_bavail * fs.f_frsize;
     if (have < need)
-        return mr_err_set(err, MR_EXIT_ENV,
-                          "/dev/shm is too small: needed %llu bytes (%llu for slabs and drafter state, %llu for queues and plan), available "
-                          "%llu; free some (millrace clean), enlarge it (docker run --shm-size=..., mount -o remount,size=... /dev/shm), or "
-                          "lower /queue/slabs_per_device or /data/token_budget",
-                          (unsigned long long)need, (unsigned long long)p->arena_bytes,
-                          (unsigned long long)(need - p->arena_bytes), (unsigned long long)have);
+        return mr_err_set(
+            err, MR_EXIT_ENV,
+            "/dev/shm is too small: needed %llu bytes (%llu for slabs and drafter state, %llu for queues and plan), available "
+            "%llu; free some (millrace clean), enlarge it (docker run --shm-size=..., mount -o remount,size=... /dev/shm), or "
+            "lower /queue/slabs_per_device or /data/token_budget",
+            (unsigned long long)need, (unsigned long long)p->arena_bytes, (unsigned long long)(need - p->arena_bytes),
+            (unsigned long long)have);
     return 0;
 }
 
@@ -198,7 +200,8 @@ static int fill_arenas(const struct mr_checked *c, const struct mr_topology *t, 
     return 0;
 }
 
-int mr_shm_plan_create(const struct mr_shm_plan *p, const struct mr_checked *c, const struct mr_topology *t, struct mr_seg *s, struct mr_err *err)
+int mr_shm_plan_create(const struct mr_shm_plan *p, const struct mr_checked *c, const struct mr_topology *t, struct mr_seg *s,
+                       struct mr_err *err)
 {
     if (mr_seg_create(s, &p->seg, err))
         return -1;

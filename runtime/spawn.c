@@ -24,7 +24,7 @@ static const char *const thread_var[THREAD_VARS] = {"OMP_NUM_THREADS", "OPENBLAS
 
 struct env {
     char text[THREAD_VARS][40];
-    char **list;                 /* [n + THREAD_VARS + 1] */
+    char **list; /* [n + THREAD_VARS + 1] */
 };
 
 static int is_thread_var(const char *entry)
@@ -75,7 +75,7 @@ static void child(const struct mr_spawn *sp, char **envp, int out_fd, int error_
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (null_fd < 0 || dup2(null_fd, STDIN_FILENO) < 0 || dup2(out_fd, STDOUT_FILENO) < 0 || dup2(out_fd, STDERR_FILENO) < 0)
         goto fail;
-    for (int i = 0; i < sp->n_keep; i++)   /* our own table since the fork: the parent's flags stay as they are */
+    for (int i = 0; i < sp->n_keep; i++) /* our own table since the fork: the parent's flags stay as they are */
         if (fcntl(sp->keep[i], F_SETFD, 0))
             goto fail;
     execve(sp->path, sp->argv, envp);

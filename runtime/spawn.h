@@ -13,17 +13,17 @@
 #include "base/err.h"
 
 struct mr_child {
-    pid_t pid;                   /* 0 = none */
-    int pidfd;                   /* readable when it is dead; -1 = none */
-    int out_fd;                  /* its stdout and stderr, non-blocking; -1 = none */
+    pid_t pid;  /* 0 = none */
+    int pidfd;  /* readable when it is dead; -1 = none */
+    int out_fd; /* its stdout and stderr, non-blocking; -1 = none */
 };
 
 struct mr_spawn {
-    const char *path;            /* the program */
+    const char *path; /* the program */
     char *const *argv;
-    const int *keep;             /* descriptors it inherits */
+    const int *keep; /* descriptors it inherits */
     int n_keep;
-    int threads;                 /* OMP_NUM_THREADS and its kin; 0 = leave the environment alone */
+    int threads; /* OMP_NUM_THREADS and its kin; 0 = leave the environment alone */
 };
 
 /* 0, or -1 with err (MR_EXIT_ENV); the errno of a failed exec comes back too.  Blocks until the exec has happened. */
@@ -32,8 +32,8 @@ int mr_spawn(struct mr_child *c, const struct mr_spawn *sp, struct mr_err *err);
 /* Signals through the pidfd, so that a re-used pid is never hit.  0 or a negative errno (-ESRCH: dead already). */
 int mr_child_signal(const struct mr_child *c, int sig);
 
-/* Reaps a dead child: *code = exit code (-1 when a signal ended it), *sig = that signal or 0.  0, -EAGAIN (still alive), or a negative errno.
- * The descriptors stay open until mr_child_close. */
+/* Reaps a dead child: *code = exit code (-1 when a signal ended it), *sig = that signal or 0.  0, -EAGAIN (still alive), or a negative
+ * errno. The descriptors stay open until mr_child_close. */
 int mr_child_reap(struct mr_child *c, int *code, int *sig);
 void mr_child_close(struct mr_child *c);
 

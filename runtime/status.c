@@ -1,8 +1,9 @@
 /* The state of a run as JSON and as text: from the segment, read-only, plus what only the supervisor knows (`info`), when it answers.
  *
  * {run, state, step, steps_total, phase, microbatches_committed, microbatches_total, checkpoint, supervisor_pid, loss, accept_proxy,
- *  tokens_per_s, eta_s, restarts, dir, io, slabs:{free,target,item}, actors:[{name, pid, state, incarnation, device, wait, wait_s, restarts,
- *  microbatches, tokens, first_claim_s}]}.  `wait` is null while the actor works; first_claim_s is from its spawn to its first claim.
+ *  tokens_per_s, eta_s, restarts, dir, io, slabs:{free,target,item}, actors:[{name, pid, state, incarnation, device, wait, wait_s,
+ * restarts, microbatches, tokens, first_claim_s}]}.  `wait` is null while the actor works; first_claim_s is from its spawn to its first
+ * claim.
  */
 #include <string.h>
 
@@ -22,7 +23,7 @@ static const char *actor_state(unsigned state)
 static const char *run_state(const struct mr_seg *s)
 {
     if (mr_seg_owner_alive(s->run) == 0)
-        return "dead";                                     /* its supervisor is gone; millrace clean, then --resume */
+        return "dead"; /* its supervisor is gone; millrace clean, then --resume */
     if (mr_ld(&s->hdr->abort))
         return "failing";
     if (mr_sw_phase(mr_step_read(s)) == MR_FINISHED)
@@ -35,13 +36,13 @@ static json_t *actor_json(const struct mr_actor_row *row, uint64_t now)
     unsigned why = mr_ld(&row->wait_reason), state = mr_ld(&row->state);
     uint64_t since = mr_ld(&row->wait_since_ns), first = mr_ld(&row->first_claim_ns);
     int parked = why != MR_WAIT_NONE && why < MR_WAIT_REASONS && state == MR_ACTOR_RUNNING;
-    json_t *o = json_pack("{s:s, s:i, s:s, s:i, s:s}", "name", row->name, "pid", (int)mr_ld(&row->pid), "state", actor_state(state), "incarnation",
-                          (int)row->incarnation, "device", row->device);
+    json_t *o = json_pack("{s:s, s:i, s:s, s:i, s:s}", "name", row->name, "pid", (int)mr_ld(&row->pid), "state", actor_state(state),
+                          "incarnation", (int)row->incarnation, "device", row->device);
 
     json_object_set_new(o, "wait", parked ? json_string(mr_wait_name(why)) : json_null());
     json_object_set_new(o, "wait_s", json_real(parked && since && since < now ? (double)(now - since) * 1e-9 : 0.0));
     json_object_set_new(o, "restarts", json_integer(row->restarts));
-    json_object_set_new(o, "microbatches", json_integer((json_int_t)mr_ld_relaxed(&row->items)));        /* relaxed: figures for a human */
+    json_object_set_new(o, "microbatches", json_integer((json_int_t)mr_ld_relaxed(&row->items))); /* relaxed: figures for a human */
     json_object_set_new(o, "tokens", json_integer((json_int_t)mr_ld_relaxed(&row->tokens)));
     json_object_set_new(o, "first_claim_s", first > row->start_ns ? json_real((double)(first - row->start_ns) * 1e-9) : json_null());
     return o;
@@ -74,8 +75,8 @@ json_t *mr_status_json(const struct mr_seg *s, const json_t *info)
 {
     uint64_t word = mr_step_read(s), now = mr_now_ns();
     unsigned step = mr_sw_step(word);
-    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:s}", "run", s->run, "state", run_state(s), "step", (int)step, "steps_total", (int)s->hdr->steps_total,
-                          "phase", mr_step_phase_name(mr_sw_phase(word)));
+    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:s}", "run", s->run, "state", run_state(s), "step", (int)step, "steps_total",
+                          (int)s->hdr->steps_total, "phase", mr_step_phase_name(mr_sw_phase(word)));
     json_t *actors = json_array();
 
     json_object_set_new(o, "microbatches_committed", json_integer(mr_committed_at(s, step)));
@@ -127,9 +128,8 @@ void mr_status_print(const json_t *o, FILE *f)
             num(o, "steps_total"), str(o, "phase"), num(o, "microbatches_committed"), num(o, "microbatches_total"), num(o, "checkpoint"));
     if (json_is_number(loss))
         fprintf(f, "loss %.4f, %.0f tokens/s, ", json_number_value(loss), json_number_value(json_object_get(o, "tokens_per_s")));
-    fprintf(f, "slabs: %lld free, %lld with a target, %lld with an item; events: %s; supervisor pid %lld\n", num(slabs, "free"), num(slabs, "target"),
-            num(slabs, "item"), str(o, "io"), num(o, "supervisor_pid"));
+    fprintf(f, "slabs: %lld free, %lld with a target, %lld with an item; events: %s; supervisor pid %lld\n", num(slabs, "free"),
+            num(slabs, "target"), num(slabs, "item"), str(o, "io"), num(o, "supervisor_pid"));
     fprintf(f, "%-12s %-10s %8s %5s %9s %13s %12s  %s\n", "actor", "device", "pid", "inc", "restarts", "microbatches", "tokens", "doing");
-    json_array_foreach(json_object_get(o, "actors"), i, a)
-        print_actor(a, f);
+    json_array_foreach(json_object_get(o, "actors"), i, a) print_actor(a, f);
 }

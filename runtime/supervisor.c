@@ -56,7 +56,8 @@ static int open_descriptors(struct mr_sup *sup, const sigset_t *signals, struct 
         sup->death_rd = death[0];
         sup->death_wr = death[1];
     }
-    if (sup->event_fd < 0 || sup->signal_fd < 0 || sup->timer_fd < 0 || sup->death_wr < 0 || timerfd_settime(sup->timer_fd, 0, &every, NULL))
+    if (sup->event_fd < 0 || sup->signal_fd < 0 || sup->timer_fd < 0 || sup->death_wr < 0 ||
+        timerfd_settime(sup->timer_fd, 0, &every, NULL))
         return mr_err_set(err, MR_EXIT_ENV, "no descriptors for the supervisor: %s (ulimit -n?)", strerror(errno));
     return 0;
 }
@@ -87,7 +88,8 @@ static int open_files(struct mr_sup *sup, struct mr_err *err)
     if (mr_runlog_open(&sup->log, mr_rundir_file(d, "log.jsonl", path), err))
         return -1;
     if (mr_jsonl_open(&sup->ledger, mr_rundir_file(d, "ledger.jsonl", path), err) ||
-        mr_jsonl_open(&sup->steps, mr_rundir_file(d, "metrics/steps.jsonl", path), err) || mr_tb_open(&sup->tb, mr_rundir_file(d, "metrics", path), err))
+        mr_jsonl_open(&sup->steps, mr_rundir_file(d, "metrics/steps.jsonl", path), err) ||
+        mr_tb_open(&sup->tb, mr_rundir_file(d, "metrics", path), err))
         return -1;
     mr_rundir_file(d, "topology.json", sup->topo_path);
     return mr_topology_save(sup->o->topo, sup->topo_path, err);
@@ -112,16 +114,26 @@ static int open_segments(struct mr_sup *sup, struct mr_err *err)
     return 0;
 }
 
-static int open_services(struct mr_sup *sup, struct mr_err *err)
+/* An address that is no address is the user's mistake; a port that is taken is not worth a training run. */
+static int open_metrics(struct mr_sup *sup, struct mr_err *err)
 {
     const char *listen = sup->o->topo->metrics.listen;
     struct mr_metrics_source src = {&sup->seg, &sup->totals, &sup->progress};
+    struct mr_err why = {0};
 
+    if (!listen[0] || (sup->metrics = mr_metrics_open(listen, sup->loop, src, &why)))
+        return 0;
+    if (why.code == MR_EXIT_CONFIG)
+        return mr_err_set(err, why.code, "%s", why.msg);
+    mr_runlog(&sup->log, MR_LOG_WARN, "supervisor", "%s; the run goes on without /metrics", why.msg);
+    return 0;
+}
+
+static int open_services(struct mr_sup *sup, struct mr_err *err)
+{
     if (mr_control_open(&sup->control, sup->seg.run, sup->loop, mr_sup_on_request, sup, err))
         return -1;
-    if (listen[0] && !(sup->metrics = mr_metrics_open(listen, sup->loop, src, err)))
-        return -1;
-    return 0;
+    return open_metrics(sup, err);
 }
 
 static int take_up_totals(struct mr_sup *sup, struct mr_err *err)
@@ -172,7 +184,7 @@ static void run(struct mr_sup *sup)
         if (r >= 0)
             continue;
         mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "the event loop (%s) fails: %s", mr_loop_name(sup->loop), strerror(-r));
-        usleep(MR_TICK_MS * 1000);                     /* the end is then driven by polling */
+        usleep(MR_TICK_MS * 1000); /* the end is then driven by polling */
         mr_sup_reap(sup);
         mr_sup_tick(sup);
     }
@@ -202,13 +214,14 @@ static void say_end(struct mr_sup *sup)
     if (sup->state == MR_SUP_ENDING) {
         mr_runlog_status(&sup->log, line);
         mr_runlog_end_status(&sup->log);
-        mr_runlog_say(&sup->log, "%s: %u of %u microbatches in %u steps, %.1f s; %u of %u actors acknowledged the end; results in %s", sup->status,
-                      sup->totals.items, sup->totals.items_total, sup->totals.steps, mr_totals_wall_s(&sup->totals), acked, sup->n_slots,
-                      sup->o->dir->path);
+        mr_runlog_say(&sup->log, "%s: %u of %u microbatches in %u steps, %.1f s; %u of %u actors acknowledged the end; results in %s",
+                      sup->status, sup->totals.items, sup->totals.items_total, sup->totals.steps, mr_totals_wall_s(&sup->totals), acked,
+                      sup->n_slots, sup->o->dir->path);
     }
 }
 
-/* ---- tear-down: accepts what set_up left half-built ------------------------------------------------------------------------------------ */
+/* ---- tear-down: accepts what set_up left half-built ------------------------------------------------------------------------------------
+ */
 
 static void close_fd(int fd)
 {

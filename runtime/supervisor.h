@@ -15,8 +15,8 @@ struct mr_sup_opts {
     const struct mr_checked *checked;
     const struct mr_shm_plan *shm;
     const struct mr_rundir *dir;
-    unsigned first_step;                 /* > 0: resumed from checkpoint `first_step` */
-    unsigned recomputed;                 /* resume: microbatches of ledger lines that were cut off */
+    unsigned first_step; /* > 0: resumed from checkpoint `first_step` */
+    unsigned recomputed; /* resume: microbatches of ledger lines that were cut off */
     enum mr_io io;
 };
 

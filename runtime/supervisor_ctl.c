@@ -22,7 +22,7 @@ void mr_sup_fail(struct mr_sup *sup, int exit_code, const char *status, const ch
     va_list ap;
 
     if (sup->state != MR_SUP_RUNNING)
-        return;                                        /* the first cause stands */
+        return; /* the first cause stands */
     va_start(ap, fmt);
     vsnprintf(msg, sizeof msg, fmt, ap);
     va_end(ap);
@@ -118,8 +118,8 @@ static json_t *no_such_actor(struct mr_sup *sup, const char *name)
     for (unsigned i = 0; i < sup->n_slots; i++)
         names[i] = sup->slot[i].row->name;
     near = name ? mr_nearest(name, names, (int)sup->n_slots) : NULL;
-    return mr_control_refuse("run %s has no actor \"%s\"%s%s%s; millrace status lists them", sup->seg.run, name ? name : "", near ? ": did you mean " : "",
-                             near ? near : "", near ? "?" : "");
+    return mr_control_refuse("run %s has no actor \"%s\"%s%s%s; millrace status lists them", sup->seg.run, name ? name : "",
+                             near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 static json_t *on_restart(struct mr_sup *sup, const json_t *request)
@@ -137,7 +137,7 @@ static json_t *on_restart(struct mr_sup *sup, const json_t *request)
     incarnation = s->row->incarnation;
     if (!s->child.pid) {
         s->n_deaths = 0;
-        mr_sup_spawn(s);                               /* it stood in back-off: now */
+        mr_sup_spawn(s); /* it stood in back-off: now */
     } else if (kill) {
         mr_sup_kill(s, MR_KILL_RESTART);
     } else {

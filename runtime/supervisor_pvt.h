@@ -19,36 +19,36 @@
 enum {
     MR_TICK_MS = 100,
     MR_TAIL_LINES = 20,
-    MR_TAIL_BYTES = 400,             /* a longer line is kept cut */
-    MR_DEATHS_MAX = 64               /* of a slot, remembered for the budget */
+    MR_TAIL_BYTES = 400, /* a longer line is kept cut */
+    MR_DEATHS_MAX = 64   /* of a slot, remembered for the budget */
 };
 
 struct mr_sup;
 
 struct mr_slot {
     struct mr_sup *sup;
-    unsigned n;                      /* slot number */
+    unsigned n; /* slot number */
     struct mr_actor_row *row;
-    struct mr_child child;           /* pid 0 = no process */
-    int done;                        /* acknowledged the end, or given up after it */
-    uint64_t respawn_ns;             /* 0 = no respawn due */
+    struct mr_child child; /* pid 0 = no process */
+    int done;              /* acknowledged the end, or given up after it */
+    uint64_t respawn_ns;   /* 0 = no respawn due */
     uint64_t progress_at_spawn;
     uint64_t death_ns[MR_DEATHS_MAX];
-    unsigned n_deaths;               /* in a row without a finished microbatch, newest last; within the window */
-    enum mr_kill_reason why;         /* we killed this incarnation */
+    unsigned n_deaths;       /* in a row without a finished microbatch, newest last; within the window */
+    enum mr_kill_reason why; /* we killed this incarnation */
     /* hang watch */
     uint64_t last_progress, busy_since_ns, stopped_since_ns;
     /* output */
     char tail[MR_TAIL_LINES][MR_TAIL_BYTES];
-    unsigned n_tail;                 /* lines ever */
-    char part[2200];                 /* a line that has no end yet */
+    unsigned n_tail; /* lines ever */
+    char part[2200]; /* a line that has no end yet */
     size_t n_part;
 };
 
 enum mr_sup_state {
     MR_SUP_RUNNING,
-    MR_SUP_ENDING,                   /* the step word is FINISHED: everything is saved; waiting for acknowledgements */
-    MR_SUP_FAILING                   /* abort is set: waiting for the actors to be gone */
+    MR_SUP_ENDING, /* the step word is FINISHED: everything is saved; waiting for acknowledgements */
+    MR_SUP_FAILING /* abort is set: waiting for the actors to be gone */
 };
 
 struct mr_sup {
@@ -69,14 +69,14 @@ struct mr_sup {
     unsigned n_slots;
     enum mr_sup_state state;
     int exit_code;
-    struct mr_err cause;             /* first cause of a failing run */
-    const char *status;              /* of summary.json */
-    unsigned signals;                /* SIGINT and SIGTERM so far */
-    uint64_t ending_ns;              /* when RUNNING was left */
-    int killed;                      /* the deadline has passed: SIGKILL was sent to all */
+    struct mr_err cause; /* first cause of a failing run */
+    const char *status;  /* of summary.json */
+    unsigned signals;    /* SIGINT and SIGTERM so far */
+    uint64_t ending_ns;  /* when RUNNING was left */
+    int killed;          /* the deadline has passed: SIGKILL was sent to all */
     uint64_t oom_kills;
-    uint64_t disk_warn_ns;           /* last "no space" message */
-    uint64_t moved_ns;               /* when anything in the run last made progress */
+    uint64_t disk_warn_ns; /* last "no space" message */
+    uint64_t moved_ns;     /* when anything in the run last made progress */
     uint64_t moved_sum;
     uint64_t next_stall_ns;
     unsigned ticks;
@@ -85,10 +85,10 @@ struct mr_sup {
 /* slots */
 void mr_sup_spawn(struct mr_slot *s);
 void mr_sup_spawn_due(struct mr_sup *sup, uint64_t now);
-void mr_sup_reap(struct mr_sup *sup);                /* looks for deaths without waiting for the loop */
+void mr_sup_reap(struct mr_sup *sup); /* looks for deaths without waiting for the loop */
 void mr_sup_kill(struct mr_slot *s, enum mr_kill_reason why);
-unsigned mr_sup_live(const struct mr_sup *sup);      /* processes that exist */
-unsigned mr_sup_restarts(const struct mr_sup *sup);  /* deaths of this start */
+unsigned mr_sup_live(const struct mr_sup *sup);     /* processes that exist */
+unsigned mr_sup_restarts(const struct mr_sup *sup); /* deaths of this start */
 
 /* steps: everything that a look at the segment can move on */
 void mr_sup_advance(struct mr_sup *sup);

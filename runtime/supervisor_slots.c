@@ -154,8 +154,20 @@ static int start_process(struct mr_slot *s, struct mr_err *err)
 {
     struct mr_sup *sup = s->sup;
     char slot[16], inc[16], event_fd[16], death_fd[16];
-    char *argv[] = {(char *)"millrace-actor", (char *)"--run", sup->seg.run, (char *)"--slot", slot, (char *)"--incarnation", inc,
-                    (char *)"--topology", sup->topo_path, (char *)"--event-fd", event_fd, (char *)"--death-fd", death_fd, NULL};
+    char *argv[] = {(char *)"millrace-actor",
+                    (char *)"--run",
+                    sup->seg.run,
+                    (char *)"--slot",
+                    slot,
+                    (char *)"--incarnation",
+                    inc,
+                    (char *)"--topology",
+                    sup->topo_path,
+                    (char *)"--event-fd",
+                    event_fd,
+                    (char *)"--death-fd",
+                    death_fd,
+                    NULL};
     int keep[] = {sup->event_fd, sup->death_rd};
     struct mr_spawn sp = {.path = sup->actor_path, .argv = argv, .keep = keep, .n_keep = 2, .threads = sup->o->topo->actor[s->n].threads};
 
@@ -167,7 +179,8 @@ static int start_process(struct mr_slot *s, struct mr_err *err)
         return -1;
     mr_st(&s->row->pid, s->child.pid);
     MR_POINT("sup.spawn.forked");
-    if (mr_loop_add(sup->loop, s->child.pidfd, on_exit_of, s) || (s->child.out_fd >= 0 && mr_loop_add(sup->loop, s->child.out_fd, on_output, s)))
+    if (mr_loop_add(sup->loop, s->child.pidfd, on_exit_of, s) ||
+        (s->child.out_fd >= 0 && mr_loop_add(sup->loop, s->child.out_fd, on_output, s)))
         mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "the event loop does not take the process of %s", s->row->name);
     return 0;
 }
@@ -184,8 +197,9 @@ void mr_sup_spawn(struct mr_slot *s)
     struct mr_death d = {.code = -1};
 
     if (s->row->incarnation >= MR_INC_MAX) {
-        mr_sup_fail(s->sup, MR_EXIT_FAILED, "failed", "%s was started %u times, which is the maximum; --resume goes on from the last checkpoint",
-                    s->row->name, s->row->incarnation);
+        mr_sup_fail(s->sup, MR_EXIT_FAILED, "failed",
+                    "%s was started %u times, which is the maximum; --resume goes on from the last checkpoint", s->row->name,
+                    s->row->incarnation);
         return;
     }
     prepare_row(s);
@@ -194,7 +208,7 @@ void mr_sup_spawn(struct mr_slot *s)
     mr_runlog(&s->sup->log, MR_LOG_ERROR, s->row->name, "cannot be started: %s", err.msg);
     keep_tail(s, err.msg);
     count_restart(s);
-    after_death(s, &d);                                    /* a start that fails is a death like any other: same budget */
+    after_death(s, &d); /* a start that fails is a death like any other: same budget */
 }
 
 void mr_sup_spawn_due(struct mr_sup *sup, uint64_t now)
@@ -211,7 +225,7 @@ static void recover(struct mr_slot *s)
     struct mr_recovered r;
 
     if (mr_sw_phase(mr_step_read(&s->sup->seg)) == MR_FINISHED)
-        return;                                            /* nothing is held any more */
+        return; /* nothing is held any more */
     MR_POINT("sup.recover.begin");
     r = mr_recover(&s->sup->seg, s->n, s->row->incarnation);
     MR_POINT("sup.recover.done");
@@ -257,16 +271,19 @@ static void give_up(struct mr_slot *s, unsigned deaths)
 {
     struct mr_sup *sup = s->sup;
 
-    if (sup->state == MR_SUP_ENDING) {                     /* all is saved: not worth failing a finished run */
-        mr_runlog(&sup->log, MR_LOG_WARN, s->row->name, "died %u times before it acknowledged the end; the run is complete without it", deaths);
+    if (sup->state == MR_SUP_ENDING) { /* all is saved: not worth failing a finished run */
+        mr_runlog(&sup->log, MR_LOG_WARN, s->row->name, "died %u times before it acknowledged the end; the run is complete without it",
+                  deaths);
         s->done = 1;
         return;
     }
     mr_runlog_end_status(&sup->log);
     print_tail(s);
-    mr_sup_fail(sup, MR_EXIT_FAILED, "failed",
-                "%s died %u times within %g s without finishing a microbatch (restart.max is %d); its last lines are above and in log.jsonl. "
-                "When the cause is mended: millrace run ... --resume", s->row->name, deaths, sup->o->topo->restart.window_s, sup->o->topo->restart.max);
+    mr_sup_fail(
+        sup, MR_EXIT_FAILED, "failed",
+        "%s died %u times within %g s without finishing a microbatch (restart.max is %d); its last lines are above and in log.jsonl. "
+        "When the cause is mended: millrace run ... --resume",
+        s->row->name, deaths, sup->o->topo->restart.window_s, sup->o->topo->restart.max);
 }
 
 /* Respawns now, later, or never.  `counted`: this death counts unless the incarnation finished a microbatch. */
@@ -323,7 +340,8 @@ static void after_death(struct mr_slot *s, const struct mr_death *d)
     if (d->code == MR_EXIT_CONFIG && sup->state == MR_SUP_RUNNING) {
         mr_runlog_end_status(&sup->log);
         print_tail(s);
-        mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "%s refuses its configuration (above): a restart would not help; mend it, then --resume", s->row->name);
+        mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "%s refuses its configuration (above): a restart would not help; mend it, then --resume",
+                    s->row->name);
         return;
     }
     restart(s, counted);
@@ -337,8 +355,8 @@ static void say_death(struct mr_slot *s, const struct mr_death *d)
     int quote = level == MR_LOG_WARN && d->sig != SIGKILL && last;
 
     mr_death_sentence(d, how, sizeof how);
-    mr_runlog(&s->sup->log, level, s->row->name, "incarnation %u %s%s%s%s", s->row->incarnation, how, quote ? "; last line: \"" : "", quote ? last : "",
-              quote ? "\"" : "");
+    mr_runlog(&s->sup->log, level, s->row->name, "incarnation %u %s%s%s%s", s->row->incarnation, how, quote ? "; last line: \"" : "",
+              quote ? last : "", quote ? "\"" : "");
 }
 
 static void on_exit_of(void *arg, int fd)
@@ -350,7 +368,7 @@ static void on_exit_of(void *arg, int fd)
 
     (void)fd;
     if (r == -EAGAIN)
-        return;                                            /* not dead: nothing is given back on a suspicion */
+        return; /* not dead: nothing is given back on a suspicion */
     MR_POINT("sup.death.reaped");
     oom = mr_oom_kills();
     d.oom = oom != s->sup->oom_kills;
@@ -359,7 +377,7 @@ static void on_exit_of(void *arg, int fd)
     d.drained = d.code == 0 && !d.acked && mr_ld(&s->row->drain);
     mr_loop_del(s->sup->loop, s->child.pidfd);
     if (s->child.out_fd >= 0)
-        on_output(s, s->child.out_fd);                     /* what it said last is in the pipe still */
+        on_output(s, s->child.out_fd); /* what it said last is in the pipe still */
     close_output(s);
     mr_child_close(&s->child);
     if (!d.acked && !d.drained && s->sup->state != MR_SUP_FAILING)

@@ -26,7 +26,8 @@ static unsigned committed_steps(const struct mr_sup *sup)
     return mr_sw_step(w) + (mr_sw_phase(w) == MR_COMMITTED);
 }
 
-/* A write that failed: training waits for the line (drafters stand in COMMITTED), so say so now and then, and try again at the next tick. */
+/* A write that failed: training waits for the line (drafters stand in COMMITTED), so say so now and then, and try again at the next tick.
+ */
 static void disk_trouble(struct mr_sup *sup, const char *what, int r)
 {
     uint64_t now = mr_now_ns();
@@ -34,7 +35,8 @@ static void disk_trouble(struct mr_sup *sup, const char *what, int r)
     if (sup->disk_warn_ns && now - sup->disk_warn_ns < DISK_WARN_NS)
         return;
     sup->disk_warn_ns = now;
-    mr_runlog(&sup->log, MR_LOG_WARN, "supervisor", "%s in %s cannot be written: %s; the run waits and tries again", what, sup->o->dir->path, strerror(-r));
+    mr_runlog(&sup->log, MR_LOG_WARN, "supervisor", "%s in %s cannot be written: %s; the run waits and tries again", what,
+              sup->o->dir->path, strerror(-r));
 }
 
 static double rate_at(const struct mr_sup *sup, unsigned step)
@@ -57,10 +59,11 @@ static void write_scalars(struct mr_sup *sup, const struct mr_step_sums *sums)
     };
 
     if (mr_tb_write(&sup->tb, sums->step, v, (int)(sizeof v / sizeof v[0])))
-        sup->log.lost++;                                   /* metrics never stop a run */
+        sup->log.lost++; /* metrics never stop a run */
 }
 
-/* steps.jsonl before the ledger: a ledger line then always has its sums.  A line whose ledger line failed is written again; resume takes the cut. */
+/* steps.jsonl before the ledger: a ledger line then always has its sums.  A line whose ledger line failed is written again; resume takes
+ * the cut. */
 static int write_step(struct mr_sup *sup, unsigned step)
 {
     struct mr_totals before = sup->totals;
@@ -106,12 +109,14 @@ static void write_ledger(struct mr_sup *sup)
     }
     if (moved) {
         sup->disk_warn_ns = 0;
-        mr_evc_bump(&hdr->evc[MR_DRAFTER]);                /* REDUCE of the next step may start */
-        mr_evc_bump(&hdr->evc[MR_FEEDER]);                 /* an epoch may be sealed */
+        mr_evc_bump(&hdr->evc[MR_DRAFTER]); /* REDUCE of the next step may start */
+        mr_evc_bump(&hdr->evc[MR_FEEDER]);  /* an epoch may be sealed */
     }
     if (r == -ESTALE)
-        mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "step %u: its records or its plan are gone from shared memory before the ledger line was written; "
-                    "this is a defect of millrace. --resume goes on from the last checkpoint", done);
+        mr_sup_fail(sup, MR_EXIT_FAILED, "failed",
+                    "step %u: its records or its plan are gone from shared memory before the ledger line was written; "
+                    "this is a defect of millrace. --resume goes on from the last checkpoint",
+                    done);
     else if (r)
         disk_trouble(sup, "ledger.jsonl", r);
 }
@@ -134,8 +139,10 @@ static void publish_checkpoint(struct mr_sup *sup)
         r = mr_rundir_set_latest(sup->o->dir, n);
     }
     if (r == -ENOENT) {
-        mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "checkpoints/step-%u is not there though its copier said that it is complete; --resume goes on from the "
-                    "checkpoint before", n);
+        mr_sup_fail(sup, MR_EXIT_FAILED, "failed",
+                    "checkpoints/step-%u is not there though its copier said that it is complete; --resume goes on from the "
+                    "checkpoint before",
+                    n);
         return;
     }
     if (r) {
@@ -162,7 +169,7 @@ static void finish(struct mr_sup *sup)
         return;
     MR_POINT("sup.finish.begin");
     if (mr_step_finish(&sup->seg, w))
-        return;                                            /* a recovery moved the word: look again */
+        return; /* a recovery moved the word: look again */
     MR_POINT("sup.finish.done");
     sup->state = MR_SUP_ENDING;
     sup->ending_ns = mr_now_ns();
@@ -177,12 +184,13 @@ void mr_sup_advance(struct mr_sup *sup)
     if (sup->state != MR_SUP_RUNNING)
         return;
     if (mr_ld(&hdr->fatal)) {
-        mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "a counter in shared memory is at its maximum (publications of a microbatch, or collective epochs: too "
+        mr_sup_fail(sup, MR_EXIT_FAILED, "failed",
+                    "a counter in shared memory is at its maximum (publications of a microbatch, or collective epochs: too "
                     "many restarts); --resume starts them anew from the last checkpoint");
         return;
     }
     if (mr_ld(&hdr->sweep)) {
-        mr_st(&hdr->sweep, 0);                             /* before the scan: a hint dropped during it raises the flag again */
+        mr_st(&hdr->sweep, 0); /* before the scan: a hint dropped during it raises the flag again */
         mr_recover_rings(&sup->seg);
         mr_evc_bump_all(&sup->seg);
     }

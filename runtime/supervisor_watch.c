@@ -17,9 +17,9 @@
 #include "runtime/supervisor_pvt.h"
 
 #define STALL_NS 15000000000u
-#define ENDING_NS 5000000000u          /* an actor that does not see the sentinel by then is killed */
-#define FAILING_NS 2000000000u         /* SIGTERM, then this long, then SIGKILL */
-#define UNKILLABLE_NS 15000000000u     /* SIGKILL had no effect: a process in a kernel call that does not return */
+#define ENDING_NS 5000000000u      /* an actor that does not see the sentinel by then is killed */
+#define FAILING_NS 2000000000u     /* SIGTERM, then this long, then SIGKILL */
+#define UNKILLABLE_NS 15000000000u /* SIGKILL had no effect: a process in a kernel call that does not return */
 #define PLAIN_LINE_NS 10000000000u
 #define REDRAW_NS 250000000u
 enum { START_FACTOR = 10, LOOK_TICKS = 10 };
@@ -58,8 +58,9 @@ static void watch_slot(struct mr_slot *s, uint64_t now)
                   t->restart.hang_s);
         mr_sup_kill(s, MR_KILL_STOPPED);
     } else if (now - s->busy_since_ns > hang_ns * (starting ? START_FACTOR : 1)) {
-        mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name, "pid %d is not waiting and has finished nothing for %.0f s (restart.hang_s %g%s): killing it",
-                  s->child.pid, (double)(now - s->busy_since_ns) * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
+        mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name,
+                  "pid %d is not waiting and has finished nothing for %.0f s (restart.hang_s %g%s): killing it", s->child.pid,
+                  (double)(now - s->busy_since_ns) * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
         mr_sup_kill(s, MR_KILL_HANG);
     }
 }
@@ -97,7 +98,8 @@ static void stall_report(struct mr_sup *sup, uint64_t now)
 
     if (!f)
         return;
-    fprintf(f, "nothing has moved for %.0f s at step %u (%s)", (double)(now - sup->moved_ns) * 1e-9, mr_sw_step(w), mr_step_phase_name(mr_sw_phase(w)));
+    fprintf(f, "nothing has moved for %.0f s at step %u (%s)", (double)(now - sup->moved_ns) * 1e-9, mr_sw_step(w),
+            mr_step_phase_name(mr_sw_phase(w)));
     for (unsigned i = 0; i < sup->n_slots; i++)
         describe_slot(f, &sup->slot[i], now);
     fputc(0, f);
@@ -121,7 +123,7 @@ static void watch_stall(struct mr_sup *sup, uint64_t now)
     if (now < sup->next_stall_ns)
         return;
     stall_report(sup, now);
-    sup->next_stall_ns = now + 2 * (now - sup->moved_ns);      /* 15 s, 45 s, ...: named, not repeated for hours */
+    sup->next_stall_ns = now + 2 * (now - sup->moved_ns); /* 15 s, 45 s, ...: named, not repeated for hours */
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------------------------- */
@@ -133,7 +135,8 @@ static void kill_all(struct mr_sup *sup)
         struct mr_slot *s = &sup->slot[i];
 
         if (sup->state == MR_SUP_ENDING && s->child.pid)
-            mr_runlog(&sup->log, MR_LOG_WARN, s->row->name, "has not acknowledged the end within %u s: killing it; the run is complete without it",
+            mr_runlog(&sup->log, MR_LOG_WARN, s->row->name,
+                      "has not acknowledged the end within %u s: killing it; the run is complete without it",
                       (unsigned)(ENDING_NS / 1000000000u));
         mr_sup_kill(s, MR_KILL_END);
         if (!s->child.pid)
@@ -154,8 +157,10 @@ static void watch_end(struct mr_sup *sup, uint64_t now)
 
         if (!s->child.pid)
             continue;
-        mr_runlog(&sup->log, MR_LOG_ERROR, s->row->name, "pid %d does not die (process state %c): it hangs inside the kernel, and its device is unusable "
-                  "until it returns; leaving it behind", s->child.pid, mr_pid_state(s->child.pid));
+        mr_runlog(&sup->log, MR_LOG_ERROR, s->row->name,
+                  "pid %d does not die (process state %c): it hangs inside the kernel, and its device is unusable "
+                  "until it returns; leaving it behind",
+                  s->child.pid, mr_pid_state(s->child.pid));
         mr_loop_del(sup->loop, s->child.pidfd);
         if (s->child.out_fd >= 0)
             mr_loop_del(sup->loop, s->child.out_fd);

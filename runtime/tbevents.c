@@ -54,7 +54,7 @@ static void put_varint(struct buf *o, uint64_t v)
     } while (v);
 }
 
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };   /* protobuf wire types */
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* protobuf wire types */
 
 static void put_tag(struct buf *o, unsigned field, unsigned wire)
 {

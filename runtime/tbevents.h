@@ -11,11 +11,11 @@
 #include "base/err.h"
 
 struct mr_tb {
-    int fd;                      /* -1 = not open */
+    int fd; /* -1 = not open */
 };
 struct mr_tb_scalar {
-    const char *tag;             /* at most 63 bytes */
-    double value;                /* written as f32 */
+    const char *tag; /* at most 63 bytes */
+    double value;    /* written as f32 */
 };
 enum { MR_TB_SCALARS = 16 };
 
@@ -25,6 +25,6 @@ void mr_tb_close(struct mr_tb *tb);
 /* One event with up to MR_TB_SCALARS scalars, in one write.  0 or a negative errno; a failure is not the run's. */
 int mr_tb_write(struct mr_tb *tb, uint64_t step, const struct mr_tb_scalar *scalar, int n);
 
-uint32_t mr_crc32c(const void *p, size_t n);     /* Castagnoli, as in RFC 3720 */
+uint32_t mr_crc32c(const void *p, size_t n); /* Castagnoli, as in RFC 3720 */
 
 #endif

@@ -39,7 +39,7 @@ void mr_totals_add(struct mr_totals *t, const struct mr_step_sums *sums)
     t->recent[i].accepted = sums->accepted;
     t->recent[i].labels = sums->labels;
     t->recent[i].correct = sums->correct;
-    if (sums->weight_sum > 0)                          /* a step of masked-out blocks has no loss */
+    if (sums->weight_sum > 0) /* a step of masked-out blocks has no loss */
         add_loss(t, mr_step_loss(sums), sums->weight_sum);
 }
 
@@ -81,8 +81,10 @@ char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums,
     mr_json_number(f, "loss", mr_step_loss(sums));
     fputc(',', f);
     mr_json_number(f, "weight", sums->weight_sum);
-    fprintf(f, ",\"lr\":%.9g,\"items\":%u,\"tokens\":%llu,\"draft_tokens\":%llu,\"blocks\":%llu,\"accepted\":%llu,\"labels\":%llu,\"correct\":%llu", lr,
-            sums->items, (unsigned long long)sums->tokens, (unsigned long long)sums->draft_tokens, (unsigned long long)sums->blocks,
+    fprintf(f,
+            ",\"lr\":%.9g,\"items\":%u,\"tokens\":%llu,\"draft_tokens\":%llu,\"blocks\":%llu,\"accepted\":%llu,\"labels\":%llu,\"correct\":"
+            "%llu",
+            lr, sums->items, (unsigned long long)sums->tokens, (unsigned long long)sums->draft_tokens, (unsigned long long)sums->blocks,
             (unsigned long long)sums->accepted, (unsigned long long)sums->labels, (unsigned long long)sums->correct);
     fprintf(f, ",\"restarts\":%u,\"recomputed\":%u}\n", t->restarts, t->recomputed);
     if (fclose(f)) {
@@ -103,9 +105,14 @@ static void add_line(const json_t *line, int kept, void *arg)
 {
     struct mr_totals *t = arg;
     struct mr_step_sums s = {
-        .items = (unsigned)integer(line, "items"), .tokens = integer(line, "tokens"), .draft_tokens = integer(line, "draft_tokens"),
-        .blocks = integer(line, "blocks"), .accepted = integer(line, "accepted"), .labels = integer(line, "labels"),
-        .correct = integer(line, "correct"), .weight_sum = json_number_value(json_object_get(line, "weight")),
+        .items = (unsigned)integer(line, "items"),
+        .tokens = integer(line, "tokens"),
+        .draft_tokens = integer(line, "draft_tokens"),
+        .blocks = integer(line, "blocks"),
+        .accepted = integer(line, "accepted"),
+        .labels = integer(line, "labels"),
+        .correct = integer(line, "correct"),
+        .weight_sum = json_number_value(json_object_get(line, "weight")),
     };
 
     if (!kept)
@@ -153,7 +160,8 @@ static json_t *summary(const struct mr_totals *t, const char *status, unsigned e
     return o;
 }
 
-int mr_summary_write(const struct mr_totals *t, const char *path, const char *status, unsigned epochs, const struct mr_checked *c, struct mr_err *err)
+int mr_summary_write(const struct mr_totals *t, const char *path, const char *status, unsigned epochs, const struct mr_checked *c,
+                     struct mr_err *err)
 {
     json_t *o = summary(t, status, epochs, c);
     char *text = json_dumps(o, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));

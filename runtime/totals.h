@@ -1,5 +1,5 @@
-/* What a run has done so far: the sums behind the progress line, /metrics, summary.json, and metrics/steps.jsonl from which a resume takes them
- * up again. */
+/* What a run has done so far: the sums behind the progress line, /metrics, summary.json, and metrics/steps.jsonl from which a resume takes
+ * them up again. */
 #ifndef MR_RUNTIME_TOTALS_H
 #define MR_RUNTIME_TOTALS_H
 
@@ -13,19 +13,21 @@ struct mr_totals {
     uint64_t tokens, draft_tokens;
     double loss_first, loss_last, weight_last;
     int has_loss;
-    unsigned restarts;               /* deaths of actors, over all starts of the run */
-    unsigned recomputed;             /* microbatches whose extraction had to be done, or begun, again */
-    double wall_before_s;            /* of earlier starts */
-    uint64_t start_ns;               /* of this start */
-    unsigned window;                 /* accept_proxy is over the last `window` steps: a tenth of the run, at most MR_RECENT_MAX */
-    struct { uint64_t blocks, accepted, labels, correct; } recent[MR_RECENT_MAX];
+    unsigned restarts;    /* deaths of actors, over all starts of the run */
+    unsigned recomputed;  /* microbatches whose extraction had to be done, or begun, again */
+    double wall_before_s; /* of earlier starts */
+    uint64_t start_ns;    /* of this start */
+    unsigned window;      /* accept_proxy is over the last `window` steps: a tenth of the run, at most MR_RECENT_MAX */
+    struct {
+        uint64_t blocks, accepted, labels, correct;
+    } recent[MR_RECENT_MAX];
 };
 
 void mr_totals_init(struct mr_totals *t, unsigned steps_total, unsigned items_total);
 void mr_totals_add(struct mr_totals *t, const struct mr_step_sums *sums);
 double mr_totals_wall_s(const struct mr_totals *t);
-double mr_totals_accept(const struct mr_totals *t);      /* 1 + accepted / blocks; NaN before the first block */
-double mr_totals_accuracy(const struct mr_totals *t);    /* right slots / supervised slots, 0..1; NaN before the first */
+double mr_totals_accept(const struct mr_totals *t);   /* 1 + accepted / blocks; NaN before the first block */
+double mr_totals_accuracy(const struct mr_totals *t); /* right slots / supervised slots, 0..1; NaN before the first */
 
 /* The line of metrics/steps.jsonl for the step just added; malloc'ed; NULL without memory. */
 char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums, double lr, size_t *n);
@@ -33,6 +35,7 @@ char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums,
 int mr_totals_resume(struct mr_totals *t, const char *path, unsigned n_steps, struct mr_err *err);
 
 /* summary.json (docs/design.md 9).  `epochs`: whole passes over the data that are committed. */
-int mr_summary_write(const struct mr_totals *t, const char *path, const char *status, unsigned epochs, const struct mr_checked *c, struct mr_err *err);
+int mr_summary_write(const struct mr_totals *t, const char *path, const char *status, unsigned epochs, const struct mr_checked *c,
+                     struct mr_err *err);
 
 #endif

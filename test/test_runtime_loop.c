@@ -27,7 +27,7 @@ struct fixture {
     int fd[200];
     unsigned hits[200];
     int n;
-    int victim;                  /* fd deleted by the first callback */
+    int victim; /* fd deleted by the first callback */
     int deleted;
 };
 
@@ -45,8 +45,14 @@ static int set_up(void **state, enum mr_io io)
     return 0;
 }
 
-static int set_up_uring(void **state) { return set_up(state, MR_IO_URING); }
-static int set_up_epoll(void **state) { return set_up(state, MR_IO_EPOLL); }
+static int set_up_uring(void **state)
+{
+    return set_up(state, MR_IO_URING);
+}
+static int set_up_epoll(void **state)
+{
+    return set_up(state, MR_IO_EPOLL);
+}
 
 static int tear_down(void **state)
 {
@@ -166,13 +172,13 @@ static void test_deleted_in_the_same_batch(void **state)
 
     for (int i = 0; i < 2; i++)
         add_eventfd(f);
-    mr_loop_wait(f->loop, 0);                    /* both are armed */
+    mr_loop_wait(f->loop, 0); /* both are armed */
     f->victim = f->fd[0];
     signal_fd(f->fd[0]);
     signal_fd(f->fd[1]);
     drain(f);
     assert_int_equal(f->deleted, 1);
-    assert_int_equal(f->hits[0] + f->hits[1], 1);   /* whoever came first deleted the other */
+    assert_int_equal(f->hits[0] + f->hits[1], 1); /* whoever came first deleted the other */
 }
 
 static void test_number_is_reused(void **state)
@@ -317,7 +323,8 @@ static void test_auto_says_nothing_when_it_has_uring(void **state)
     mr_loop_destroy(l);
 }
 
-#define BOTH(test) cmocka_unit_test_setup_teardown(test, set_up_uring, tear_down), cmocka_unit_test_setup_teardown(test, set_up_epoll, tear_down)
+#define BOTH(test)                                                                                                                         \
+    cmocka_unit_test_setup_teardown(test, set_up_uring, tear_down), cmocka_unit_test_setup_teardown(test, set_up_epoll, tear_down)
 
 int main(void)
 {
