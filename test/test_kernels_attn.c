@@ -126,8 +126,8 @@ static void test_long(void **state)
         check_long(x, o + i * LONG_HD, q + i * LONG_HD, i / 2 + 1, 0, bx, "attn_causal, long");
     for (int j = 0; j < NB; j++)
         pos[j] = j * STEP + 3;
-    assert_int_equal(k->op->attn_block(k, &b, cu, cu, &mask, 2, 1, LONG_HD, q, x, x + LONG_HD, 2 * LONG_HD, bx, bx + LONG_HD, 2 * LONG_HD, o,
-                                       NULL), 0);
+    assert_int_equal(
+        k->op->attn_block(k, &b, cu, cu, &mask, 2, 1, LONG_HD, q, x, x + LONG_HD, 2 * LONG_HD, bx, bx + LONG_HD, 2 * LONG_HD, o, NULL), 0);
     for (int i = 0; i < 2 * NB * LONG_B; i += 13) {
         int j = i / 2 / LONG_B;
 
