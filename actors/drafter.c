@@ -124,5 +124,5 @@ int mr_actor_drafter(struct mr_env *e)
     if (mr_drafter_ckpt_join(&d) != MR_GO_ON && rc == MR_EXIT_OK)
         rc = MR_EXIT_FAILED;
     close_drafter(&d);
-    return rc;
+    return mr_env_leave(e, rc);
 }

@@ -59,16 +59,22 @@ int mr_env_check(struct mr_env *e, int may_leave)
 {
     if (mr_ld(&e->hdr->abort))
         return MR_EXIT_FAILED;
-    if (mr_sw_phase(mr_step_read(e->seg)) == MR_FINISHED) {
-        MR_POINT("actor.sentinel.seen");
-        mr_st(&e->me->acked, 1);
-        MR_POINT("actor.sentinel.acked");
-        mr_env_notify(e);
+    if (mr_sw_phase(mr_step_read(e->seg)) == MR_FINISHED)
         return MR_EXIT_OK;
-    }
     if (may_leave && mr_ld(&e->me->drain))
         return MR_EXIT_OK;
     return MR_GO_ON;
+}
+
+int mr_env_leave(struct mr_env *e, int rc)
+{
+    if (rc != MR_EXIT_OK || mr_sw_phase(mr_step_read(e->seg)) != MR_FINISHED)
+        return rc;
+    MR_POINT("actor.sentinel.seen");
+    mr_st(&e->me->acked, 1);
+    MR_POINT("actor.sentinel.acked");
+    mr_env_notify(e);
+    return rc;
 }
 
 void mr_env_wait(struct mr_env *e, uint32_t seq, enum mr_wait_reason why)

@@ -42,10 +42,12 @@ void mr_env_notify(struct mr_env *e);
 /* Everything is loaded: STARTING -> RUNNING, and the supervisor is told. */
 void mr_env_running(struct mr_env *e);
 
-/* MR_GO_ON, or the code to leave with: abort, the sentinel (acknowledged here: the caller holds nothing by then, or gives it back
- * after), or a drain when `may_leave`.  A raised sweep or fatal flag is passed on to the supervisor. */
+/* MR_GO_ON, or the code to leave with: abort, the sentinel, or a drain when `may_leave`. */
 int mr_env_check(struct mr_env *e, int may_leave);
-/* Parks until my kind's event count differs from `seq`, at most MR_PARK_MS. */
+/* Last act of a loop, with the code it leaves with, when nothing is held any more: acknowledges the sentinel if that is the reason.
+ * Returns rc. */
+int mr_env_leave(struct mr_env *e, int rc);
+/* Parks until my kind's event count differs from `seq`, at most MR_PARK_MS; a raised sweep or fatal flag is passed on first. */
 void mr_env_wait(struct mr_env *e, uint32_t seq, enum mr_wait_reason why);
 
 /* An item is mine: stamps the first claim of this incarnation. */

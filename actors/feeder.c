@@ -291,5 +291,5 @@ int mr_actor_feeder(struct mr_env *e)
     if (rc == MR_GO_ON)
         rc = wait_for_the_end(e);
     mr_plan_free(&f.plan);
-    return rc;
+    return mr_env_leave(e, rc);
 }

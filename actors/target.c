@@ -99,5 +99,5 @@ int mr_actor_target(struct mr_env *e)
     if (rc == MR_EXIT_OK && t.slab >= 0)         /* after an error an item may be in hand: recovery must queue it before the slab is free */
         mr_slab_give(e->seg, (unsigned)t.slab, e->slot, e->inc);
     t.eng.destroy(t.eng.self);
-    return rc;
+    return mr_env_leave(e, rc);
 }
