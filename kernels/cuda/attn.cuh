@@ -67,13 +67,14 @@ __device__ static inline struct span context_span(const struct attn_args &a, int
     return s;
 }
 
-/* Own-block keys, counted from the tile's first row (which starts a block). */
-__device__ static inline struct span own_span(const struct attn_args &a, int r)
+/* Own-block keys, counted from the tile's first row (which starts a block).  A padding block (anchor below 0) sees nothing, here and
+ * above. */
+__device__ static inline struct span own_span(const struct attn_args &a, int row, int r)
 {
     struct span s;
 
     s.lo = r - r % a.B;
-    s.hi = a.causal ? r + 1 : s.lo + a.B;
+    s.hi = a.pos[row / a.B] < 0 ? s.lo : a.causal ? r + 1 : s.lo + a.B;
     return s;
 }
 
@@ -96,7 +97,7 @@ __device__ static inline struct span span_of(const struct attn_args &a, const st
 {
     if (r >= t.nq)
         return full_span();
-    return own ? own_span(a, r) : context_span(a, t.q0 + r, r, t.qpos);
+    return own ? own_span(a, t.q0 + r, r) : context_span(a, t.q0 + r, r, t.qpos);
 }
 
 /* first: the lane's first row; its others are 8, 16 and 24 further. */

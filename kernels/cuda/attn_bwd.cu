@@ -204,7 +204,7 @@ __device__ static inline void fetch_queries(const struct attn_args &a, const str
     else if (threadIdx.x < 2 * KV_QUERIES)
         cp_async4(smem_of(&st->delta[i]), live ? a.delta + (size_t)row * a.nh + head : a.delta, live);
     else if (threadIdx.x < 3 * KV_QUERIES)
-        st->see[i] = !live ? full_span() : t.own ? own_span(a, r) : context_span(a, row, r, 0);
+        st->see[i] = !live ? full_span() : t.own ? own_span(a, row, r) : context_span(a, row, r, 0);
     cp_async_commit();
 }
 

@@ -82,7 +82,7 @@ __device__ static inline struct best scan_row(const float *z, int V)
     return b;
 }
 
-/* Logits to gradients (softmax - onehot) * weight, bf16, from the front of the same row. */
+/* Logits to gradients (softmax - onehot) * weight, bf16, from the front of the same row.  Weight 0 gives exact zeros. */
 __device__ static inline void gradient_row(float *z, int V, float lse, int label, float weight)
 {
     float f[8], next[8];
@@ -96,7 +96,7 @@ __device__ static inline void gradient_row(float *z, int V, float lse, int label
         for (int e = 0; e < 8; e++) {
             float p = exp2f((f[e] - lse) * LOG2E);
 
-            f[e] = weight * (i + e == label ? p - 1.0f : p);
+            f[e] = weight == 0.0f ? 0.0f : weight * (i + e == label ? p - 1.0f : p);
         }
         if (i < V)
             *(uint4 *)((bf16 *)z + i) = pack8(f);
@@ -123,12 +123,12 @@ __global__ void __launch_bounds__(THREADS) ce_rows(int V, int ldz, float *z, con
         b = merge(b, warp_best[i]);
     lse = b.max + logf(b.sum);
     if (threadIdx.x == 0) {
-        ce[blockIdx.x] = lse - z[label];
+        ce[blockIdx.x] = label < 0 ? 0.0f : label < V ? lse - z[label] : NAN;
         if (argmax)
-            argmax[blockIdx.x] = b.at;
+            argmax[blockIdx.x] = label < 0 ? -1 : b.at;
     }
     if (gradient)
-        gradient_row(z, V, lse, label, weight[blockIdx.x]);
+        gradient_row(z, V, lse, label, label < 0 ? 0.0f : weight[blockIdx.x]);
 }
 
 /* ---- host ---------------------------------------------------------------------------------------------------------------------------------- */

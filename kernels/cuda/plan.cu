@@ -231,9 +231,9 @@ static int first_after(const int32_t *pos, int from, int to, int t)
     return from;
 }
 
-/* Tiles of the blocks [j0, j1) of one sequence, whose context starts at row k0 and has len keys. */
+/* Tiles of the blocks [j0, j1) of one sequence, whose context starts at row k0. */
 static int plan_queries(struct mr_cuda_plans *s, const struct mr_k_blocks *b, const struct mr_k_block_mask *m, int j0, int j1, int k0,
-                        int len, int *n, int *n_kv)
+                        int *n, int *n_kv)
 {
     int per = Q_ROWS / b->B;           /* whole blocks of a tile */
 
@@ -241,7 +241,7 @@ static int plan_queries(struct mr_cuda_plans *s, const struct mr_k_blocks *b, co
         int end = j + per < j1 ? j + per : j1, q0 = j * b->B, nq = (end - j) * b->B;
         int hi = b->host_pos[end - 1], lo = window_start(m, b->host_pos[j]);
 
-        hi = hi < len ? hi : len;
+        hi = hi < 0 ? 0 : hi;          /* padding blocks come first, with anchor -1 */
         if (add_tile(s, n, attn_tile{q0, nq, k0, lo < hi ? lo : hi, hi, 0, 0, 0}) ||
             add_kv(s, n_kv, kv_tile{q0, nq, 0, q0, nq, 1, 0, 0}))
             return -ENOMEM;
@@ -274,9 +274,9 @@ static int plan_all(struct mr_cuda_plans *s, const struct mr_k_blocks *b, const 
         for (end = j + 1; end < b->n && b->host_seq[end] == seq; end++)
             if (b->host_pos[end] < b->host_pos[end - 1])
                 return -EINVAL;
-        if (len < 0 || (end < b->n && b->host_seq[end] < seq))
+        if (len < 0 || b->host_pos[end - 1] > len || (end < b->n && b->host_seq[end] < seq))
             return -EINVAL;
-        if (plan_queries(s, b, m, j, end, k0, len, n, n_kv) || plan_context(s, b, m, j, end, k0, len, n_kv))
+        if (plan_queries(s, b, m, j, end, k0, n, n_kv) || plan_context(s, b, m, j, end, k0, len, n_kv))
             return -ENOMEM;
     }
     if (*n)
