@@ -4,7 +4,8 @@
  * its kernel directly: no parallel region, hence no worker threads that could spin.  It is set before each product (a store into
  * thread-local memory), so that a context may move between threads and contexts with different counts may share one.  It is looked up with
  * dlsym, so that neither header nor library of an OpenMP runtime is needed here and a oneDNN built without one works too.
- * With more than one thread the OpenMP runtime's own waiting applies: GOMP_SPINCOUNT and OMP_WAIT_POLICY.
+ * With more than one thread the OpenMP runtime's own waiting applies (GOMP_SPINCOUNT, OMP_WAIT_POLICY): more threads than free cores make a
+ * product tens of times slower, because each waits at a barrier for one that is not running.
  * OpenBLAS has one count for the whole process: the context created last wins.  It starts its workers when it is loaded, and they sleep.
  *
  * Same bits from run to run: both libraries split a product by shape and thread count only.
