@@ -3,7 +3,7 @@
  * Each line is one operation at one shape: the best of many calls, its rate, how often a microbatch needs it, and the product of the
  * two; the sums say what a target and a drafter spend on a microbatch, hence the tokens/s that one core of each could reach.  One core:
  * actors run one thread each.  The best, not the mean, and with one thread its processor time, not the wall's: what other processes of
- * the machine do is not what is measured.  With more threads it is wall time, and means something only on a machine with nothing else to do.
+ * the machine do is not what is measured.  With more threads it is wall time, and needs an idle machine to mean anything.
  */
 #include <errno.h>
 #include <stdio.h>
