@@ -48,10 +48,10 @@ static inline struct mr_seg_params rig_params(const char *run, unsigned targets,
 {
     unsigned steps = epochs * ((per_epoch + places - 1) / places);
 
-    return (struct mr_seg_params){.run = run, .n_actors = 1 + targets + drafters, .n_items = slabs + targets + 2, .n_slabs = slabs, .n_arenas = 1,
+    return (struct mr_seg_params){.run = run, .n_actors = 1 + targets + drafters, .n_items = slabs + targets + 2, .n_slabs = slabs, .n_arenas = 1 + drafters,
                                   .n_epochs = epochs, .n_buckets = 2, .n_targets = targets, .n_drafters = drafters, .n_places = places,
                                   .token_budget = 64, .max_seqs = 8, .steps_total = steps, .microbatches_total = epochs * per_epoch,
-                                  .param_count = 10, .plan_samples_max = per_epoch, .plan_entries_max = per_epoch};
+                                  .param_count = epochs * per_epoch, .plan_samples_max = per_epoch, .plan_entries_max = per_epoch};
 }
 
 static inline void rig_seal(struct rig *r, unsigned epoch)
@@ -97,6 +97,8 @@ static inline void rig_make(struct rig *r, unsigned targets, unsigned drafters, 
         rig_row(r, rig_target(r, i), MR_TARGET, i);
     for (unsigned i = 0; i < drafters; i++)
         rig_row(r, rig_drafter(r, i), MR_DRAFTER, i);
+    for (unsigned i = 0; i < drafters; i++)
+        r->s.arenas[1 + i] = (struct mr_arena_row){.use = MR_ARENA_DRAFTER, .owner = i};
     for (unsigned i = 0; i < slabs; i++)
         r->s.slabs[i] = (struct mr_slab){.offset = 4096ull * i, .bytes = 4096};
     for (unsigned e = 0; e <= epochs; e++)
