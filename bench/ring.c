@@ -121,8 +121,8 @@ static void run_one(struct peer *p, int round, struct result *r)
     static const int shape[3][2] = {{1, 1}, {2, 2}, {5, 3}};
 
     r->bad |= p->latency(1024, slow ? 10000 : 100000, &r->v[0][round], &r->v[1][round]) != 0;
-    for (int i = 0; i < 3; i++)
-        r->bad |= p->throughput(1024, shape[i][0], shape[i][1], n, &r->v[2 + i][round]) != 0;
+    for (int i = 0; i < 3; i++)        /* 5 -> 3 oversubscribes a small machine, where some peers crawl: fewer messages */
+        r->bad |= p->throughput(1024, shape[i][0], shape[i][1], i == 2 ? n / 20 : n, &r->v[2 + i][round]) != 0;
 }
 
 static void print(const struct peer *p, struct result *r, int runs, int json, int first)
