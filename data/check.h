@@ -14,11 +14,13 @@ struct mr_checked {
     struct mr_dlayout layout;
     struct mr_dataset *data;
     struct mr_plan_opts plan_opts;
-    struct mr_epoch *epoch;            /* [epochs + 1]: first_pos, first_step; from the plans of all epochs */
-    uint64_t tokens, samples;          /* one epoch */
+    struct mr_epoch *epoch;            /* [epochs + 1]: first_pos, first_step; from the plans of all epochs, not cut by max_steps */
+    uint64_t tokens, samples;          /* usable ones: of one epoch */
     uint64_t bucket_n[MR_MAX_BUCKETS]; /* microbatches of epoch 0 per bucket */
     int n_slabs;                       /* on all devices */
-    uint64_t slab_bytes;               /* token_budget * (K*H) * element bytes, rounded up to 256 */
+    uint64_t slab_bytes;               /* token_budget * (K*H) * element bytes (slab_elem), rounded up to 256 */
+    int slab_elem;                     /* 4: f32; 2: bf16, when targets and drafters are on GPUs */
+    uint64_t target_fingerprint;       /* mr_model_fingerprint; 0 when synthetic */
     uint32_t max_entries;              /* largest epoch: microbatches, and samples */
     uint64_t max_samples;
     int synthetic;                     /* every target and drafter is synthetic: no checkpoint is read */
@@ -30,7 +32,8 @@ enum mr_check_parts {
     MR_CHECK_PLAN = 2                  /* also make the plans of all epochs (implies DATA) */
 };
 
-/* 0 or -1 (MR_EXIT_CONFIG).  *c is freed by mr_checked_free in both cases. */
+/* 0 or -1 (MR_EXIT_CONFIG).  *c is freed by mr_checked_free in both cases.  Without DATA, data is NULL; without PLAN, epoch is NULL and
+ * the counts of microbatches are 0.  With MODEL alone the cost is that of reading file headers: every actor does it. */
 int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, struct mr_err *err);
 void mr_checked_free(struct mr_checked *c);
 /* Plan, buckets, dropped rows, parameters, slab arithmetic per device.  The shared-memory arithmetic is runtime/shm_plan.h's. */

@@ -88,6 +88,20 @@ static int read_heads(const struct mr_json *j, struct mr_model_config *c, struct
     return 0;
 }
 
+/* eos_token_id is a number or a list; whatever else stands there is no concern of the forward pass. */
+static void read_special(const struct mr_json *j, struct mr_model_config *c)
+{
+    json_t *eos = mr_json_at(j->root, "/eos_token_id"), *pad = mr_json_at(j->root, "/pad_token_id"), *v;
+    size_t i;
+
+    c->pad = json_is_integer(pad) ? (int)json_integer_value(pad) : -1;
+    if (json_is_integer(eos))
+        c->eos[c->n_eos++] = (int)json_integer_value(eos);
+    json_array_foreach (eos, i, v)
+        if (json_is_integer(v) && c->n_eos < 8)
+            c->eos[c->n_eos++] = (int)json_integer_value(v);
+}
+
 static int read_all(const struct mr_json *j, struct mr_model_config *c, struct mr_err *err)
 {
     struct mr_cfg_rope r;
@@ -106,6 +120,22 @@ static int read_all(const struct mr_json *j, struct mr_model_config *c, struct m
     c->rope_high = r.high;
     c->rope_orig = r.orig;
     c->embedding_rows = c->vocab_size;
+    read_special(j, c);
+    return 0;
+}
+
+int mr_model_config_synthetic(struct mr_model_config *c, const char *spec, struct mr_err *err)
+{
+    int H, L, V, end = 0;
+
+    memset(c, 0, sizeof *c);
+    if (sscanf(spec, "synthetic:hidden=%d,layers=%d,vocab=%d%n", &H, &L, &V, &end) != 3 || spec[end] || H < 2 || H % 2 || H > 1 << 17 || L < 2 ||
+        L > 1024 || V < 2 || V > 1 << 24)
+        return mr_err_set(err, MR_EXIT_CONFIG, "/target/checkpoint: \"%s\": the form is synthetic:hidden=H,layers=L,vocab=V with an even H, L >= 2 and "
+                          "V >= 2", spec);
+    *c = (struct mr_model_config){.arch = MR_ARCH_QWEN3, .vocab_size = V, .hidden_size = H, .intermediate_size = H, .n_layers = L, .n_heads = 1,
+                                  .n_kv_heads = 1, .head_dim = H, .max_position = 1 << 28, .rms_eps = 1e-6, .rope_theta = 1e4, .tied = 1, .pad = -1,
+                                  .embedding_rows = V};
     return 0;
 }
 

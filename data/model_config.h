@@ -17,10 +17,13 @@ struct mr_model_config {
     int rope_kind;               /* 0 default, 1 linear, 2 llama3 */
     double rope_factor, rope_low, rope_high, rope_orig;
     int tied;
+    int eos[8], n_eos, pad;      /* from config.json, -1 = none: only to warn of a mask token that is one of them */
     int embedding_rows;          /* rows of embed_tokens in the file (>= vocab_size is possible); set by mr_model_files_open */
 };
 
 int mr_model_config_load(struct mr_model_config *c, const char *dir, struct mr_err *err);
+/* "synthetic:hidden=H,layers=L,vocab=V": the dimensions of a target that computes nothing.  0 or -1. */
+int mr_model_config_synthetic(struct mr_model_config *c, const char *spec, struct mr_err *err);
 
 /* inv_freq (head_dim / 2) f32, with the config's scaling. */
 void mr_model_inv_freq(const struct mr_model_config *c, float *out);

@@ -127,18 +127,10 @@ static int parse_actors(struct mr_topology *t, struct mr_err *err)
 
 int mr_topo_slabs_on(const struct mr_topology *t, int d)
 {
-    int gpu_drafter = 0, writes = 0, gpu_target = 0;
-
-    for (int i = 0; i < t->n_actors; i++) {
-        const struct mr_topo_actor *a = &t->actor[i];
-
-        gpu_drafter |= a->kind == MR_DRAFTER && strcmp(a->device, "cpu") != 0;
-        gpu_target |= a->kind == MR_TARGET && strcmp(a->device, "cpu") != 0;
-        writes |= a->kind == MR_TARGET && a->device_index == (unsigned)d;
-    }
-    if (gpu_target && !gpu_drafter)
-        return !strcmp(t->device[d], "cpu");
-    return writes;
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_TARGET && t->actor[i].device_index == (unsigned)d)
+            return 1;
+    return 0;
 }
 
 int mr_topo_slabs(const struct mr_topology *t)

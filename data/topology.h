@@ -80,7 +80,7 @@ void mr_topology_free(struct mr_topology *t);
 /* The resolved topology as JSON, one entry per slot: loading it gives the same struct.  Writes PATH atomically. */
 int mr_topology_save(const struct mr_topology *t, const char *path, struct mr_err *err);
 
-/* Do slabs lie on device[d]?  Where a target writes; but GPU targets of CPU drafters write to /dev/shm, that is "cpu". */
+/* Does device[d] have slabs?  When a target runs there.  (Those of a GPU whose drafters all run on the cpu lie in /dev/shm.) */
 int mr_topo_slabs_on(const struct mr_topology *t, int d);
 /* Slabs of the whole run: slabs_per_device times the devices above. */
 int mr_topo_slabs(const struct mr_topology *t);

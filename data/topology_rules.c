@@ -103,8 +103,6 @@ static int slab_rules(const struct mr_topology *t, struct mr_err *err)
     for (int d = 0; d < t->n_devices; d++)
         if (mr_topo_slabs_on(t, d) && n++ < 6)
             snprintf(on + strlen(on), sizeof on - strlen(on), "%s%s", n > 1 ? ", " : "", t->device[d]);
-    if (!n)
-        return mr_json_error(&t->src, "/actors", err, "GPU targets with CPU drafters need the cpu's memory, but no drafter is on the cpu");
     if (slabs < M)
         return mr_json_error(&t->src, "/queue/slabs_per_device", err, "a step needs >= %d slabs: grad_accum %d x %d drafters; has %d = "
                              "slabs_per_device %d x %d device%s that targets write to (%s)", M, t->train.grad_accum, t->n_drafters, slabs, per, n,

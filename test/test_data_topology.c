@@ -316,8 +316,8 @@ static void gpus(void **state)
     mr_topology_free(&t);
     t = load(mixed, 1);
     assert_int_equal(t.n_keepers, 1);
-    assert_int_equal(mr_topo_slabs(&t), 8);              /* in /dev/shm only */
-    assert_int_equal(mr_topo_slabs_on(&t, 0), 0);
+    assert_int_equal(mr_topo_slabs(&t), 8);              /* only where the target is */
+    assert_int_equal(mr_topo_slabs_on(&t, 1), 0);
     mr_topology_free(&t);
     edit_fails("[ {\"kind\": \"feeder\"},", "[ {\"kind\": \"feeder\"}, {\"kind\": \"keeper\", \"device\": \"cuda:0\", \"count\": 2},", "two keepers on cuda:0");
 }
