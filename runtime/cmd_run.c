@@ -4,14 +4,18 @@
  * name.  What a dead run of the same name left in /dev/shm is removed, with a sentence; a live one is never touched.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/point.h"
 #include "data/json.h"
 #include "runtime/prepare.h"
 #include "runtime/spawn.h"
 #include "runtime/supervisor.h"
+#include "runtime/totals.h"
 
 struct request {
     const char *topo, *name;
@@ -72,6 +76,39 @@ static int place_in_dir(struct mr_resume *at, const struct request *q, const str
     return mr_rundir_write_identity(d, &p->topo, &p->checked, err);
 }
 
+/* A summary of an earlier start that did not get to the end. */
+static int was_interrupted(const char *path)
+{
+    json_t *o = json_load_file(path, 0, NULL);
+    const char *status = json_string_value(json_object_get(o, "status"));
+    int r = !status || strcmp(status, "completed");
+
+    json_decref(o);
+    return r;
+}
+
+/* A supervisor that died between the last checkpoint and its summary left everything that the summary is made of. */
+static int mend_summary(const struct mr_prepared *p, const struct mr_rundir *d, unsigned steps, struct mr_err *err)
+{
+    struct mr_totals *t;
+    char path[MR_PATH + 64];
+    struct stat st;
+    int r;
+
+    if (stat(mr_rundir_file(d, "summary.json", path), &st) == 0 && !was_interrupted(path))
+        return 0;
+    t = malloc(sizeof *t);
+    if (!t)
+        return mr_err_set(err, MR_EXIT_ENV, "out of memory");
+    mr_totals_init(t, p->shm.seg.steps_total, p->shm.seg.microbatches_total);
+    r = mr_totals_resume(t, mr_rundir_file(d, "metrics/steps.jsonl", path), steps, err);
+    t->start_ns = mr_now_ns();
+    if (r == 0)
+        r = mr_summary_write(t, mr_rundir_file(d, "summary.json", path), "completed", (unsigned)p->topo.train.epochs, &p->checked, err);
+    free(t);
+    return r;
+}
+
 static int go(const struct request *q, struct mr_prepared *p, const struct mr_rundir *d, struct mr_err *err)
 {
     struct mr_sup_opts o = {.topo = &p->topo, .checked = &p->checked, .shm = &p->shm, .dir = d, .io = q->io};
@@ -82,7 +119,7 @@ static int go(const struct request *q, struct mr_prepared *p, const struct mr_ru
         return err->code;
     if (at.complete) {
         printf("run %s is complete at step %u: nothing is left to do (%s/summary.json)\n", p->topo.run.name, at.first_step, d->path);
-        return 0;
+        return mend_summary(p, d, at.first_step, err) ? err->code : 0;
     }
     if (resumed)
         printf("resuming run %s at step %u of %u%s; %u microbatches committed after it will be done again\n", p->topo.run.name,

@@ -21,6 +21,7 @@
 #define FAILING_NS 2000000000u     /* SIGTERM, then this long, then SIGKILL */
 #define UNKILLABLE_NS 15000000000u /* SIGKILL had no effect: a process in a kernel call that does not return */
 #define PLAIN_LINE_NS 10000000000u
+#define FIRST_LINE_NS 1500000000u
 #define REDRAW_NS 250000000u
 enum { START_FACTOR = 10, LOOK_TICKS = 10 };
 
@@ -177,6 +178,8 @@ static void show_progress(struct mr_sup *sup, uint64_t now)
     char line[256];
 
     mr_progress_sample(&sup->progress, &sup->totals, now);
+    if (now - sup->totals.start_ns < FIRST_LINE_NS)
+        return; /* without a rate yet */
     if (now - sup->progress.shown_ns < (sup->log.tty ? REDRAW_NS : PLAIN_LINE_NS))
         return;
     sup->progress.shown_ns = now;

@@ -164,9 +164,16 @@ int mr_summary_write(const struct mr_totals *t, const char *path, const char *st
                      struct mr_err *err)
 {
     json_t *o = summary(t, status, epochs, c);
-    char *text = json_dumps(o, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9));
-    int r = text ? mr_write_file(path, text, strlen(text), err) : mr_err_set(err, MR_EXIT_ENV, "out of memory for summary.json");
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    int r = f ? json_dumpf(o, f, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) : -1;
 
+    if (f) {
+        fputc('\n', f);
+        r |= fclose(f);
+    }
+    r = r ? mr_err_set(err, MR_EXIT_ENV, "out of memory for summary.json") : mr_write_file(path, text, n, err);
     free(text);
     json_decref(o);
     return r;

@@ -1,0 +1,640 @@
+#!/usr/bin/env python3
+"""Whole runs with real processes and synthetic actors; standard library only.
+
+usage: e2e_runtime.py BIN_DIR CASE        exit 0 = passed, 1 = failed, 77 = cannot run here
+Each case makes its own directory under /tmp and run names test-<pid>-..., and leaves nothing in /dev/shm.
+"""
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SLOW = float(os.environ.get("MR_SLOW", "1"))          # a machine that is slower by this factor: deadlines only
+BIN = ""
+MILLRACE = ""
+
+
+def need(ok, what):
+    if not ok:
+        raise AssertionError(what)
+
+
+def wait_until(fn, seconds, what):
+    end = time.monotonic() + seconds * SLOW
+    while time.monotonic() < end:
+        value = fn()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds * SLOW:.0f} s: {what}")
+
+
+def topology(name, rundir, rows=400, targets=2, drafters=2, us=3000, **more):
+    topo = {
+        "run": {"name": name, "dir": rundir, "seed": 1},
+        "target": {"checkpoint": "synthetic:hidden=16,layers=6,vocab=256", "layers": [1, 3]},
+        "drafter": {"layers": 1, "block_size": 8, "mask_token_id": 1, "anchors": 8, "intermediate_size": 32, "num_attention_heads": 2,
+                    "num_key_value_heads": 1, "head_dim": 8},
+        "data": {"train": f"synthetic:{rows}?min=20&max=100&seed=1", "max_tokens": 128, "buckets": [32, 64, 128], "token_budget": 256},
+        "train": {"epochs": 2, "grad_accum": 2, "lr": 1e-3, "checkpoint_every_steps": 10, "keep_checkpoints": 2},
+        "queue": {"slabs_per_device": 12},
+        "actors": [
+            {"kind": "feeder"},
+            {"kind": "target", "device": "cpu", "engine": "synthetic", "count": targets, "us_per_item": us, "us_per_token": 1},
+            {"kind": "drafter", "device": "cpu", "engine": "synthetic", "count": drafters, "us_per_item": us, "us_per_token": 1},
+        ],
+        "restart": {"max": 5, "window_s": 60, "backoff_ms": 50, "hang_s": 60},
+    }
+    for section, keys in more.items():
+        topo.setdefault(section, {}).update(keys)
+    return topo
+
+
+class Run:
+    """One run directory, and the processes started on it."""
+
+    def __init__(self, tag, **kw):
+        self.tmp = tempfile.mkdtemp(prefix="mr-e2e-")
+        self.name = f"test-{os.getpid()}-{tag}"
+        self.dir = os.path.join(self.tmp, "run")
+        self.topo = os.path.join(self.tmp, "topo.json")
+        self.data = topology(self.name, self.dir, **kw)
+        self.save()
+        self.proc = None
+
+    def save(self):
+        with open(self.topo, "w", encoding="utf-8") as f:
+            json.dump(self.data, f)
+
+    def start(self, *args, env=None):
+        self.out = os.path.join(self.tmp, "out.txt")
+        with open(self.out, "a", encoding="utf-8") as out:
+            self.proc = subprocess.Popen([MILLRACE, "run", self.topo, *args], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                                         env={**os.environ, **(env or {})}, start_new_session=True)
+        return self.proc
+
+    def wait(self, seconds=120):
+        try:
+            return self.proc.wait(seconds * SLOW)
+        except subprocess.TimeoutExpired:
+            print(self.text()[-3000:])
+            subprocess.run([MILLRACE, "inspect", self.name], check=False)
+            raise AssertionError(f"run {self.name} does not end within {seconds * SLOW:.0f} s") from None
+
+    def text(self):
+        with open(self.out, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def status(self):
+        r = subprocess.run([MILLRACE, "status", self.name, "--json"], capture_output=True, text=True, check=False)
+        return json.loads(r.stdout) if r.returncode == 0 else None
+
+    def step(self):
+        s = self.status()
+        return s["step"] if s else -1
+
+    def pids(self):
+        s = self.status()
+        return {a["name"]: a["pid"] for a in s["actors"] if a["pid"] > 0} if s else {}
+
+    def ledger(self):
+        with open(os.path.join(self.dir, "ledger.jsonl"), encoding="utf-8") as f:
+            return [json.loads(line) for line in f]
+
+    def summary(self):
+        with open(os.path.join(self.dir, "summary.json"), encoding="utf-8") as f:
+            return json.load(f)
+
+    def log(self):
+        with open(os.path.join(self.dir, "log.jsonl"), encoding="utf-8") as f:
+            return [json.loads(line) for line in f]
+
+    def shm(self):
+        return [n for n in os.listdir("/dev/shm") if n.startswith(f"millrace-{self.name}.")]
+
+    def must_end(self, code, status=None, seconds=120):
+        got = self.wait(seconds)
+        need(got == code, f"exit code {got}, expected {code}; output:\n{self.text()[-3000:]}")
+        need(not self.shm(), f"left in /dev/shm: {self.shm()}")
+        if status:
+            need(self.summary()["status"] == status, f"status {self.summary()['status']}, expected {status}")
+
+    def must_be_exact(self):
+        """Every microbatch in exactly one line; totals agree; the mix is the plan's."""
+        s, lines = self.summary(), self.ledger()
+        items = [i["item"] for line in lines for i in line["items"]]
+        need(sorted(items) == list(range(s["microbatches_total"])), "the ledger does not hold every microbatch exactly once")
+        need(s["microbatches_committed"] == s["microbatches_total"], f"summary: {s}")
+        need([line["step"] for line in lines] == list(range(s["steps"])), "steps of the ledger")
+        need(s["tokens"] == sum(i["tokens"] for line in lines for i in line["items"]), "tokens of the summary and of the ledger")
+        tool = os.path.join(HERE, "..", "tools", "ledger_check.py")
+        if os.path.exists(tool):
+            r = subprocess.run([sys.executable, tool, self.dir], capture_output=True, text=True, check=False)
+            need(r.returncode == 0, r.stdout + r.stderr)
+
+    def must_be_acknowledged_once(self):
+        acks = [e["actor"] for e in self.log() if e["msg"].endswith("acknowledged the end and left")]
+        actors = sum(a.get("count", 1) for a in self.data["actors"])
+        need(len(acks) == actors == len(set(acks)), f"acknowledgements: {acks}")
+        log = self.log()
+        last = max(i for i, e in enumerate(log) if e["msg"].startswith("checkpoint "))
+        first = min(i for i, e in enumerate(log) if e["msg"].endswith("acknowledged the end and left"))
+        need(last < first, "an actor saw the end before the last checkpoint was published")
+
+    def close(self):
+        if self.proc and self.proc.poll() is None:
+            self.proc.kill()
+            self.proc.wait()
+        time.sleep(0.1)
+        if self.shm():
+            subprocess.run([MILLRACE, "clean"], capture_output=True, check=False)
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# ---- cases ------------------------------------------------------------------------------------------------------------------------
+
+
+def case_complete(io="auto"):
+    r = Run("complete")
+    try:
+        r.start("--io", io)
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        r.must_be_acknowledged_once()
+        s = r.summary()
+        need(s["restarts"] == 0 and s["microbatches_recomputed"] == 0, f"summary: {s}")
+        need(set(s) == {"status", "microbatches_total", "microbatches_committed", "microbatches_recomputed", "steps", "epochs", "tokens",
+                        "draft_tokens", "restarts", "loss_first", "loss_last", "accept_proxy", "wall_s", "tokens_per_s", "dropped"}, f"keys: {set(s)}")
+        need(os.readlink(os.path.join(r.dir, "latest")) == f"checkpoints/step-{s['steps']}", "latest")
+        need(len(os.listdir(os.path.join(r.dir, "checkpoints"))) <= 2, "keep_checkpoints")
+        names = set(os.listdir(os.path.join(r.dir, "latest")))
+        need({"config.json", "model.safetensors", "trainer.safetensors", "state.json"} <= names, f"checkpoint: {names}")
+        need(any(n.startswith("events.out.tfevents.") for n in os.listdir(os.path.join(r.dir, "metrics"))), "no TensorBoard events")
+        again = subprocess.run([MILLRACE, "run", r.topo], capture_output=True, text=True, check=False)
+        need(again.returncode == 2 and "--resume" in again.stderr, f"a run.dir with a run must be refused: {again}")
+        again = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(again.returncode == 0 and "complete" in again.stdout, f"--resume of a complete run: {again}")
+    finally:
+        r.close()
+
+
+def case_complete_epoll():
+    case_complete("epoll")
+
+
+def case_deterministic():
+    """Two runs, the second with kills: the same final weights, bit for bit."""
+    blobs, rnd = [], random.Random(7)
+    for tag in ("det-a", "det-b"):
+        r = Run(tag, rows=1600, train={"deterministic": True})
+        try:
+            r.start()
+            for k in range(8 if tag == "det-b" else 0):
+                wait_until(lambda k=k: r.step() >= 5 * k + 2, 30, "the next kill")
+                kill_one(r, rnd)
+            r.must_end(0, "completed")
+            r.must_be_exact()
+            need((r.summary()["restarts"] >= 7) == (tag == "det-b"), f"restarts: {r.summary()['restarts']}")
+            with open(os.path.join(r.dir, "latest", "trainer.safetensors"), "rb") as f:
+                blobs.append(f.read())
+        finally:
+            r.close()
+    need(blobs[0] == blobs[1], "the final trainer.safetensors differ")
+
+
+def kill_one(r, rnd):
+    pids = r.pids()
+    if not pids:
+        return None
+    name = rnd.choice(sorted(pids))
+    try:
+        os.kill(pids[name], signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    return name
+
+
+def case_kill():
+    """30 kills at random times to random actors."""
+    seed = int(os.environ.get("MR_SEED", time.time_ns() % 1000000))
+    print(f"MR_SEED={seed}")
+    rnd = random.Random(seed)
+    r = Run("kill", rows=6000)
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 1, 30, "the first step")
+        killed = []
+        while len(killed) < 30 and r.proc.poll() is None:
+            time.sleep(rnd.uniform(0.02, 0.3))
+            name = kill_one(r, rnd)
+            if name:
+                killed.append(name)
+        need(len(killed) == 30, f"the run was over after {len(killed)} kills: make it longer")
+        r.must_end(0, "completed", 240)
+        r.must_be_exact()
+        r.must_be_acknowledged_once()
+        s = r.summary()
+        print(f"restarts {s['restarts']}, recomputed {s['microbatches_recomputed']}, kinds {sorted(set(k.split('/')[0] for k in killed))}")
+        need(s["restarts"] >= 28, f"30 kills, {s['restarts']} restarts")
+    finally:
+        r.close()
+
+
+def case_supervisor_kill():
+    """kill -9 of the supervisor: all actors go, clean removes, resume completes; three times over."""
+    r = Run("sup", rows=800)
+    try:
+        for life in range(3):
+            r.start(*(["--resume"] if life else []))
+            target = 5 + 12 * life
+            wait_until(lambda t=target: r.step() >= t or r.proc.poll() is not None, 60, f"step {target}")
+            need(r.proc.poll() is None, f"the run is over too early:\n{r.text()[-2000:]}")
+            pids = list(r.pids().values())
+            need(len(pids) >= 4, f"actors: {pids}")
+            r.proc.kill()
+            r.proc.wait()
+            wait_until(lambda p=pids: not any(alive(x) for x in p), 10, "all actors gone")
+            if life == 1:
+                c = subprocess.run([MILLRACE, "clean"], capture_output=True, text=True, check=False)
+                need(c.returncode == 0 and f"run {r.name}: its supervisor is gone; removed" in c.stdout, f"clean: {c}")
+                need(not r.shm(), f"clean left {r.shm()}")
+            else:
+                need(r.shm(), "left-overs were expected")      # removed by the next start
+        r.start("--resume")
+        r.must_end(0, "completed")
+        r.must_be_exact()
+    finally:
+        r.close()
+
+
+def case_clean_spares_the_living():
+    r = Run("living", rows=800)
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        before = sorted(r.shm())
+        c = subprocess.run([MILLRACE, "clean"], capture_output=True, text=True, check=False)
+        need(c.returncode == 0, f"clean: {c}")
+        need(sorted(r.shm()) == before, "clean removed files of a live run")
+        other = Run("living")                                  # the same name, elsewhere
+        other.name = r.name
+        other.data["run"]["name"] = r.name
+        other.save()
+        second = subprocess.run([MILLRACE, "run", other.topo], capture_output=True, text=True, check=False)
+        need(second.returncode == 2 and "is live" in second.stderr, f"a live name must be refused: {second}")
+        shutil.rmtree(other.tmp)
+        r.must_end(0, "completed")
+        r.must_be_exact()
+    finally:
+        r.close()
+
+
+def case_stop():
+    """stop, SIGTERM, two SIGINTs, stop --now; resume after each."""
+    r = Run("stop", rows=4000)
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 3, 30, "step 3")
+        c = subprocess.run([MILLRACE, "stop", r.name], capture_output=True, text=True, check=False)
+        need(c.returncode == 0, f"stop: {c}")
+        r.must_end(0, "stopped")
+        r.must_be_acknowledged_once()
+        s = r.summary()
+        need(os.readlink(os.path.join(r.dir, "latest")) == f"checkpoints/step-{s['steps']}", "the checkpoint of a stop")
+        for sigs, code, status in (([signal.SIGTERM], 0, "stopped"), ([signal.SIGHUP], 0, "stopped"), ([signal.SIGINT, signal.SIGINT], 130, "interrupted"), ("now", 143, "interrupted")):
+            before = r.summary()["steps"]
+            r.start("--resume")
+            wait_until(lambda b=before: r.step() >= b + 2 or r.proc.poll() is not None, 60, "two more steps")
+            if sigs == "now":
+                subprocess.run([MILLRACE, "stop", r.name, "--now"], check=True, capture_output=True)
+            else:
+                for i, sig in enumerate(sigs):
+                    if i:
+                        time.sleep(0.005)
+                    os.killpg(r.proc.pid, sig)
+            r.must_end(code, status)
+        r.start("--resume")
+        r.must_end(0, "completed")
+        r.must_be_exact()
+    finally:
+        r.close()
+
+
+def case_descriptors():
+    """An actor inherits its standard streams, the eventfd and the read end of the death pipe: nothing else of the supervisor's."""
+    r = Run("fds", rows=1600)
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        for name, pid in r.pids().items():
+            links = {}
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                try:
+                    links[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
+                except OSError:
+                    pass                                       # its own, closed meanwhile
+            need(links[0] == "/dev/null" and links[1] == links[2] and links[1].startswith("pipe:"), f"{name}: {links}")
+            bad = [v for v in links.values() if v.startswith("socket:") or re.search(r"io_uring|signalfd|timerfd|pidfd|eventpoll", v)]
+            need(not bad, f"{name} inherited {bad}")
+            need(len({v for v in links.values() if v.startswith("pipe:")}) == 2, f"{name}: pipes in {links}")
+            pipes = [fd for fd, v in links.items() if v.startswith("pipe:") and fd > 2]
+            for fd in pipes:
+                with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8") as f:
+                    flags = int(re.search(r"flags:\s+(\d+)", f.read()).group(1), 8)
+                need(flags & os.O_ACCMODE == os.O_RDONLY, f"{name} holds a write end of the death pipe")
+        r.must_end(0, "completed")
+    finally:
+        r.close()
+
+
+def case_sigterm_at_start():
+    """A SIGTERM at any time of the start ends in an orderly way: nothing left, no orphan."""
+    for ms in (0, 2, 5, 10, 20, 40, 80, 160):
+        r = Run(f"start{ms}")
+        try:
+            r.start()
+            time.sleep(ms / 1000)
+            r.proc.terminate()
+            time.sleep(0.02)
+            if r.proc.poll() is None:
+                r.proc.terminate()
+            code = r.wait()
+            need(code in (0, 143, -signal.SIGTERM), f"exit code {code} after {ms} ms")
+            need(not r.shm(), f"left in /dev/shm after {ms} ms: {r.shm()}")
+        finally:
+            r.close()
+
+
+def case_restart():
+    r = Run("restart", rows=2400)
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        for args in (["drafter/0"], ["drafter/1", "--kill"], ["target/0"], ["target/1", "--kill"], ["feeder/0"], ["feeder/0", "--kill"]):
+            before = {a["name"]: a for a in r.status()["actors"]}
+            c = subprocess.run([MILLRACE, "restart", r.name, *args], capture_output=True, text=True, check=False)
+            need(c.returncode == 0, f"restart {args}: {c}\n{r.text()[-1500:]}")
+            after = {a["name"]: a for a in r.status()["actors"]}
+            need(after[args[0]]["incarnation"] == before[args[0]]["incarnation"] + 1, f"{args}: {after[args[0]]}")
+            need(all(after[n]["incarnation"] == before[n]["incarnation"] for n in after if n != args[0]), "another actor was restarted too")
+            print(c.stdout.strip(), "first claim:", after[args[0]]["first_claim_s"])
+        bad = subprocess.run([MILLRACE, "restart", r.name, "draftr/0"], capture_output=True, text=True, check=False)
+        need(bad.returncode == 1 and "drafter/0" in bad.stderr, f"unknown actor: {bad}")
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        need(r.summary()["restarts"] == 3, f"drains are no deaths: {r.summary()['restarts']} restarts")
+    finally:
+        r.close()
+
+
+def script(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("#!/bin/sh\n" + text)
+    os.chmod(path, 0o755)
+    return path
+
+
+def case_failing_actor():
+    """Budget and back-off; a refusal of the configuration; a program that cannot be executed."""
+    r = Run("fail")
+    try:
+        bad = script(os.path.join(r.tmp, "actor"), 'echo "raw words of a library" >&2\nexit 1\n')
+        t0 = time.monotonic()
+        r.start(env={"MILLRACE_ACTOR": bad})
+        r.must_end(1, "failed")
+        need(time.monotonic() - t0 >= 0.05 + 0.1 + 0.2 + 0.4, "restarts without back-off")
+        text = r.text()
+        need("--resume" in text and "restart.max is 5" in text and "raw words of a library" in text, f"message: {text}")
+        need(r.summary()["microbatches_committed"] == 0, "nothing was committed")
+        shutil.rmtree(r.dir)
+        script(bad, "exit 2\n")
+        r.start(env={"MILLRACE_ACTOR": bad})
+        r.must_end(1, "failed")
+        need(max(e["msg"].count("incarnation 2") for e in r.log()) == 0, "a configuration error must not be restarted")
+        shutil.rmtree(r.dir)
+        with open(bad, "w", encoding="utf-8") as f:
+            f.write("#!/no/such/interpreter\n")
+        r.start(env={"MILLRACE_ACTOR": bad})
+        r.must_end(1, "failed")
+        need("No such file" in r.text(), "the errno of exec")
+        shutil.rmtree(r.dir)
+        r.start(env={"MILLRACE_ACTOR": "/no/such/actor"})
+        r.must_end(3)
+        need(not os.path.exists(r.dir), "refused before the run directory is made")
+    finally:
+        r.close()
+
+
+def case_hang():
+    """An actor that stops is killed after hang_s, and the run goes on."""
+    r = Run("hang", rows=1200, restart={"hang_s": 2})
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        pid = r.pids()["drafter/0"]
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: not alive(pid), 30, "the stopped drafter is killed")
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        need(any("killing it" in e["msg"] and e["actor"] == "drafter/0" for e in r.log()), "the kill is named in the log")
+    finally:
+        r.close()
+
+
+def case_fault_points():
+    """The supervisor dies at each of its own points; what is left resumes to an exact end."""
+    for point in ("sup.recover.begin", "sup.recover.done"):
+        r = Run("point-" + point.replace(".", "-"), rows=1200)
+        try:
+            r.start(env={"MR_FAULT": f"{point}:1:supervisor"})
+            wait_until(lambda: r.step() >= 3, 30, "step 3")
+            os.kill(r.pids()["drafter/0"], signal.SIGKILL)
+            if r.wait() == 0:
+                print("SKIP: built without fault points")
+                return 77
+            r.start("--resume")
+            r.must_end(0, "completed")
+            r.must_be_exact()
+        finally:
+            r.close()
+    points = ["sup.segments.before", "sup.segments.created", "sup.spawn.forked", "sup.spawned", "sup.ledger.written", "sup.ledger.done",
+              "sup.ledger.synced", "sup.latest.switched", "sup.finish.begin", "sup.finish.done", "sup.death.reaped"]
+    for point in points:
+        r = Run("point-" + point.replace(".", "-"), rows=200)
+        try:
+            n = 3 if "ledger" in point and "synced" not in point else 1
+            r.start(env={"MR_FAULT": f"{point}:{n}:supervisor"})
+            code = r.wait()
+            if code == 0:
+                print("SKIP: built without fault points")
+                return 77
+            need(code == -signal.SIGKILL, f"{point}: exit code {code}\n{r.text()[-1500:]}")
+            r.start("--resume")
+            r.must_end(0)
+            need("complete" in r.text(), f"{point}: {r.text()[-500:]}")
+            if point != "sup.finish.done" or os.path.exists(os.path.join(r.dir, "summary.json")):
+                r.must_be_exact()
+            print(point, "ok")
+        finally:
+            r.close()
+    return 0
+
+
+def case_metrics():
+    r = Run("metrics", rows=1200, metrics={"listen": "127.0.0.1:0"})
+    port = random.randrange(20000, 50000)
+    r.data["metrics"]["listen"] = f"127.0.0.1:{port}"
+    r.save()
+    try:
+        r.start()
+        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as f:
+            text = f.read().decode()
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        need(float(values["millrace_steps"]) >= 2, text)
+        need(0 <= float(values["millrace_accuracy"]) <= 1, text)
+        need(values['millrace_actor_up{actor="drafter/0"}'] == "1", text)
+        for line in text.splitlines():
+            need(re.match(r'(# (HELP|TYPE) millrace_\w+ .+|millrace_\w+(\{(\w+="[^"]*",?)+\})? [-+.0-9eE]+)$', line), f"not Prometheus text: {line}")
+        r.must_end(0, "completed")
+    finally:
+        r.close()
+
+
+def case_links():
+    """The supervisor links neither CUDA nor NCCL nor a BLAS."""
+    out = subprocess.run(["readelf", "-d", MILLRACE], capture_output=True, text=True, check=False)
+    if out.returncode:
+        print("SKIP: no readelf")
+        return 77
+    libs = re.findall(r"\(NEEDED\).*\[(.*)\]", out.stdout)
+    need(libs, "no NEEDED entries found")
+    bad = [lib for lib in libs if re.match(r"lib(cuda|cudart|nccl|cublas|dnnl|openblas|blas|mkl)", lib)]
+    need(not bad, f"millrace links {bad}")
+    return 0
+
+
+def case_usage():
+    def run(*args):
+        return subprocess.run([MILLRACE, *args], capture_output=True, text=True, check=False)
+    for args in ([], ["chekc"], ["run"], ["run", "a", "b"], ["check", "--sett", "x", "a"], ["status", "--json=1"], ["run", "x.json", "--io", "kqueue"],
+                 ["status", "no-such-run"], ["restart"], ["-x"], ["check", "/no/such/file.json"], ["pack", "one"]):
+        r = run(*args)
+        need(r.returncode == 2, f"{args}: exit code {r.returncode}: {r.stdout}{r.stderr}")
+        need(r.stderr.count("\n") == 1 and r.stderr.startswith("millrace: "), f"{args}: one line of hint, got {r.stderr!r}")
+    need("did you mean check" in run("chekc").stderr, "nearest command")
+    need("did you mean --set" in run("check", "--sett", "x", "a").stderr, "nearest option")
+    for args in (["--help"], ["--version"], ["run", "--help"], ["status", "-h"], ["clean"], ["doctor"]):
+        r = run(*args)
+        need(r.returncode == 0 and r.stdout, f"{args}: {r}")
+
+
+def refused(r, code, *words, command="check", args=()):
+    """One clear message, the exit code, and nothing started."""
+    p = subprocess.run([MILLRACE, command, r.topo, *args], capture_output=True, text=True, check=False)
+    lines = [x for x in p.stderr.splitlines() if x]
+    need(p.returncode == code, f"{words}: exit code {p.returncode}, expected {code}: {p.stdout[-800:]}{p.stderr}")
+    need(len(lines) >= 1 and lines[0].startswith("millrace: "), f"{words}: {p.stderr!r}")
+    for w in words:
+        need(w in p.stderr, f"message lacks {w!r}: {p.stderr}")
+    need(not r.shm() and not os.path.exists(r.dir), f"{words}: something was started")
+
+
+def case_check():
+    """Bad topologies, data and machines: refused by `check` and by `run` in the same words, before anything exists."""
+    def with_(path, value, tag="bad"):
+        r = Run(tag)
+        node = r.data
+        for key in path[:-1]:
+            node = node[key]
+        if value is None:
+            del node[path[-1]]
+        else:
+            node[path[-1]] = value
+        r.save()
+        return r
+
+    def write(r, text):
+        with open(r.topo, "w", encoding="utf-8") as f:
+            f.write(text)
+        return r
+
+    rows = os.path.join(tempfile.mkdtemp(prefix="mr-e2e-"), "rows.jsonl")
+    with open(rows, "w", encoding="utf-8") as f:
+        f.write(json.dumps({"input_ids": [1, 2, 3, 4], "loss_mask": [1, 1, 1, 1]}) + "\n" + json.dumps({"input_ids": [1, 2, 999], "loss_mask": [1, 1, 1]}) + "\n")
+    full = json.dumps(topology("x", "/tmp/none"))
+    cases = [
+        (with_(["train", "lrr"], 1), 2, ["lrr", "lr", "topo.json:1:"]),
+        (with_(["train", "lr"], "fast"), 2, ["/train/lr", "topo.json:1:"]),
+        (with_(["train", "lr"], None), 2, ["/train", "lr"]),
+        (with_(["queue", "slabs_per_device"], 3), 2, ["/queue/slabs_per_device", "4", "3"]),
+        (with_(["data", "train"], rows), 2, ["rows.jsonl", "line 2", "999"]),
+        (with_(["data", "train"], "/no/such.jsonl"), 2, ["/no/such.jsonl"]),
+        (with_(["target", "checkpoint"], "/no/such/model"), 2, ["/no/such/model"]),
+        (with_(["run", "name"], "a/b"), 2, ["/run/name"]),
+        (with_(["data", "buckets"], [64, 32]), 2, ["/data/buckets"]),
+        (write(Run("bad"), full[:-1] + ', "run": {}}'), 2, ["run"]),
+        (write(Run("bad"), full[:-1]), 2, ["topo.json:1:"]),
+        (write(Run("bad"), ""), 2, ["topo.json"]),
+    ]
+    for r, code, words in cases:
+        try:
+            refused(r, code, *words)
+            refused(r, code, *words, command="run")
+        finally:
+            r.close()
+    shutil.rmtree(os.path.dirname(rows))
+    r = Run("big")
+    try:
+        refused(r, 3, "/dev/shm is too small", "needed", "available", args=["--set", "/queue/slabs_per_device=3000", "--set", "/data/token_budget=4000000"])
+        refused(r, 3, "/dev/shm is too small", command="run", args=["--set", "/queue/slabs_per_device=3000", "--set", "/data/token_budget=4000000"])
+        refused(r, 2, "/metrics/listen", command="check", args=["--set", "/metrics/listen=7"])
+        refused(r, 2, "--set", args=["--set", "nonsense"])
+        refused(r, 2, "name", command="run", args=["--name", "no good"])
+        p = subprocess.run([MILLRACE, "check", r.topo], capture_output=True, text=True, check=False)
+        need(p.returncode == 0 and "/dev/shm" in p.stdout and not os.path.exists(r.dir), f"a good topology: {p}")
+        r.start("--name", r.name + "-b", "--set", "/train/max_steps=3", "--set", "/run/dir=" + json.dumps(r.dir))
+        r.must_end(0, "completed")
+        need(r.summary()["steps"] == 3 and r.summary()["microbatches_committed"] == 12, "max_steps")
+        with open(os.path.join(r.dir, "topology.json"), encoding="utf-8") as f:
+            need(json.load(f)["run"]["name"] == r.name + "-b", "--name in the resolved topology")
+    finally:
+        r.close()
+
+
+CASES = {name[5:]: fn for name, fn in list(globals().items()) if name.startswith("case_")}
+
+
+def main(argv):
+    global BIN, MILLRACE
+    if len(argv) != 3 or argv[2] not in CASES:
+        print(__doc__ + "cases: " + " ".join(CASES), file=sys.stderr)
+        return 2
+    BIN = os.path.abspath(argv[1])
+    MILLRACE = os.path.join(BIN, "millrace")
+    os.environ.pop("MILLRACE_ACTOR", None)
+    try:
+        return CASES[argv[2]]() or 0
+    except AssertionError as e:
+        print(f"FAILED: {e}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
