@@ -37,8 +37,10 @@ static int check_init(const struct mr_checked *c, const struct mr_topology *t, s
         return -1;
     if (from.K != c->drafter.K || memcmp(from.layer_ids, c->drafter.layer_ids, sizeof(int) * (size_t)from.K) ||
         from.target_layers != c->drafter.target_layers)
-        return mr_json_error(&t->src, "/drafter/init", err, "%s was trained on other layers of a target with %d layers; here target/layers and the "
-                             "target's %d layers are wanted", dir, from.target_layers, c->drafter.target_layers);
+        return mr_json_error(&t->src, "/drafter/init", err,
+                             "%s was trained on other layers of a target with %d layers; here target/layers and the "
+                             "target's %d layers are wanted",
+                             dir, from.target_layers, c->drafter.target_layers);
     if (from.mask_token_id != c->drafter.mask_token_id)
         return mr_json_error(&t->src, "/drafter/mask_token_id", err, "is %d, but %s was trained with %d", c->drafter.mask_token_id, dir,
                              from.mask_token_id);
@@ -78,8 +80,12 @@ static void slab_arithmetic(struct mr_checked *c, const struct mr_topology *t)
 
 static int check_data(struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)
 {
-    const struct mr_dataset_opts o = {.vocab_rows = c->target.embedding_rows, .skip_bad = t->data.skip_bad, .max_tokens = t->data.max_tokens,
-                                      .min_tokens = t->data.min_tokens, .truncate = t->data.truncate, .need_anchor = 1};
+    const struct mr_dataset_opts o = {.vocab_rows = c->target.embedding_rows,
+                                      .skip_bad = t->data.skip_bad,
+                                      .max_tokens = t->data.max_tokens,
+                                      .min_tokens = t->data.min_tokens,
+                                      .truncate = t->data.truncate,
+                                      .need_anchor = 1};
     const uint64_t *drop;
 
     c->data = mr_dataset_open(t->data.train, &o, err);
@@ -93,10 +99,12 @@ static int check_data(struct mr_checked *c, const struct mr_topology *t, struct 
     }
     drop = mr_dataset_dropped(c->data);
     if (!c->samples)
-        return mr_json_error(&t->src, "/data/train", err, "no usable row: of %llu rows %llu too short, %llu all masked (no two supervised tokens in a "
-                             "row), %llu over max_tokens = %d, %llu bad records", (unsigned long long)mr_dataset_rows(c->data),
-                             (unsigned long long)drop[MR_DROP_SHORT], (unsigned long long)drop[MR_DROP_MASKED],
-                             (unsigned long long)drop[MR_DROP_OVERLONG], t->data.max_tokens, (unsigned long long)drop[MR_DROP_BAD]);
+        return mr_json_error(&t->src, "/data/train", err,
+                             "no usable row: of %llu rows %llu too short, %llu all masked (no two supervised tokens in a "
+                             "row), %llu over max_tokens = %d, %llu bad records",
+                             (unsigned long long)mr_dataset_rows(c->data), (unsigned long long)drop[MR_DROP_SHORT],
+                             (unsigned long long)drop[MR_DROP_MASKED], (unsigned long long)drop[MR_DROP_OVERLONG], t->data.max_tokens,
+                             (unsigned long long)drop[MR_DROP_BAD]);
     return 0;
 }
 
@@ -116,17 +124,35 @@ static int check_epoch(struct mr_checked *c, const struct mr_topology *t, int e,
     c->max_samples = p.n_samples > c->max_samples ? p.n_samples : c->max_samples;
     mr_plan_free(&p);
     if (pos > MR_POS_MAX)
-        return mr_json_error(&t->src, "/data/token_budget", err, "epochs 0..%d have %llu microbatches; a run has at most %u: raise it, or run fewer "
-                             "epochs", e, (unsigned long long)pos, MR_POS_MAX);
+        return mr_json_error(&t->src, "/data/token_budget", err,
+                             "epochs 0..%d have %llu microbatches; a run has at most %u: raise it, or run fewer "
+                             "epochs",
+                             e, (unsigned long long)pos, MR_POS_MAX);
     if (step > MR_STEP_MAX)
-        return mr_json_error(&t->src, "/train/grad_accum", err, "epochs 0..%d have %llu steps; a run has at most %u: raise it, or run fewer epochs", e,
+        return mr_json_error(&t->src, "/train/grad_accum", err,
+                             "epochs 0..%d have %llu steps; a run has at most %u: raise it, or run fewer epochs", e,
                              (unsigned long long)step, MR_STEP_MAX);
     c->epoch[e + 1] = (struct mr_epoch){.first_pos = (uint32_t)pos, .first_step = (uint32_t)step};
     return 0;
 }
 
+/* A bound that needs no plan: a million epochs are refused at once and not after a million plans. */
+static int check_bound(const struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)
+{
+    const uint64_t budget = (uint64_t)t->data.token_budget, M = (uint64_t)mr_topo_places(t), epochs = (uint64_t)t->train.epochs;
+    const uint64_t items = (c->tokens + budget - 1) / budget, steps = (items + M - 1) / M;
+
+    if (epochs * items <= MR_POS_MAX && epochs * steps <= MR_STEP_MAX)
+        return 0;
+    return mr_json_error(
+        &t->src, "/train/epochs", err, "is %llu: at least %llu microbatches and %llu steps in all; a run has at most %u and %u",
+        (unsigned long long)epochs, (unsigned long long)(epochs * items), (unsigned long long)(epochs * steps), MR_POS_MAX, MR_STEP_MAX);
+}
+
 static int check_plan(struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)
 {
+    if (check_bound(c, t, err))
+        return -1;
     c->epoch = calloc((size_t)t->train.epochs + 1, sizeof *c->epoch);
     if (!c->epoch)
         return mr_err_set(err, MR_EXIT_ENV, "out of memory for %d epochs", t->train.epochs);
@@ -144,8 +170,12 @@ int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, 
     if (check_models(c, t, err))
         return -1;
     slab_arithmetic(c, t);
-    c->plan_opts = (struct mr_plan_opts){.buckets = t->data.buckets, .n_buckets = t->data.n_buckets, .token_budget = t->data.token_budget,
-                                         .max_seqs = seqs < MR_MAX_SEQS ? seqs : MR_MAX_SEQS, .M = mr_topo_places(t), .seed = t->run.seed};
+    c->plan_opts = (struct mr_plan_opts){.buckets = t->data.buckets,
+                                         .n_buckets = t->data.n_buckets,
+                                         .token_budget = t->data.token_budget,
+                                         .max_seqs = seqs < MR_MAX_SEQS ? seqs : MR_MAX_SEQS,
+                                         .M = mr_topo_places(t),
+                                         .seed = t->run.seed};
     if ((parts & (MR_CHECK_DATA | MR_CHECK_PLAN)) && check_data(c, t, err))
         return -1;
     return parts & MR_CHECK_PLAN ? check_plan(c, t, err) : 0;
@@ -161,7 +191,10 @@ void mr_checked_free(struct mr_checked *c)
 
 /* ---- the table ------------------------------------------------------------------------------------------------------------ */
 
-static double mib(uint64_t bytes) { return (double)bytes / 1048576.0; }
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / 1048576.0;
+}
 
 static void print_models(const struct mr_checked *c, const struct mr_topology *t, FILE *f)
 {
@@ -169,9 +202,11 @@ static void print_models(const struct mr_checked *c, const struct mr_topology *t
 
     for (int i = 0; i < c->layout.n; i++)
         n += c->layout.t[i].n;
-    fprintf(f, "target    %s, %d layers, hidden %d, %d ids (%d embedding rows), %s head; reads layers", c->synthetic ? "synthetic"
-            : c->target.arch == MR_ARCH_QWEN3 ? "Qwen3" : "Llama", c->target.n_layers, c->target.hidden_size, c->target.vocab_size,
-            c->target.embedding_rows, c->target.tied ? "tied" : "own");
+    fprintf(f, "target    %s, %d layers, hidden %d, %d ids (%d embedding rows), %s head; reads layers",
+            c->synthetic                      ? "synthetic"
+            : c->target.arch == MR_ARCH_QWEN3 ? "Qwen3"
+                                              : "Llama",
+            c->target.n_layers, c->target.hidden_size, c->target.vocab_size, c->target.embedding_rows, c->target.tied ? "tied" : "own");
     for (int i = 0; i < c->drafter.K; i++)
         fprintf(f, "%s%d", i ? "," : " ", c->drafter.layer_ids[i]);
     fprintf(f, "\ndrafter   %d layers, block %d, mask token %d, %d anchors a sample; %llu parameters, state 8 x %.1f = %.1f MiB each\n",
@@ -179,8 +214,8 @@ static void print_models(const struct mr_checked *c, const struct mr_topology *t
             mib(c->layout.P * 4), mib(c->layout.P * 32));
     for (int i = 0; i <= c->target.n_eos; i++)
         if (c->drafter.mask_token_id == (i < c->target.n_eos ? c->target.eos[i] : c->target.pad))
-            fprintf(f, "warning   mask token %d is the target's %s token: acceptance suffers; an unused id is better\n", c->drafter.mask_token_id,
-                    i < c->target.n_eos ? "end" : "padding");
+            fprintf(f, "warning   mask token %d is the target's %s token: acceptance suffers; an unused id is better\n",
+                    c->drafter.mask_token_id, i < c->target.n_eos ? "end" : "padding");
 }
 
 static void print_data(const struct mr_checked *c, FILE *f)
@@ -214,7 +249,8 @@ static void print_plan(const struct mr_checked *c, const struct mr_topology *t, 
             (double)c->tokens / first.first_pos, t->data.token_budget);
     fprintf(f, "buckets  ");
     for (int b = 0; b < t->data.n_buckets; b++)
-        fprintf(f, " <=%d: %llu%s", t->data.buckets[b], (unsigned long long)c->bucket_n[b], b + 1 < t->data.n_buckets ? "," : " microbatches\n");
+        fprintf(f, " <=%d: %llu%s", t->data.buckets[b], (unsigned long long)c->bucket_n[b],
+                b + 1 < t->data.n_buckets ? "," : " microbatches\n");
 }
 
 static void print_slabs(const struct mr_checked *c, const struct mr_topology *t, FILE *f)
@@ -230,8 +266,8 @@ static void print_slabs(const struct mr_checked *c, const struct mr_topology *t,
         }
         fprintf(f, "device    %s: %d targets, %d drafters", t->device[d], targets, drafters);
         if (mr_topo_slabs_on(t, d))
-            fprintf(f, "; %d slabs x %.2f MiB (%d tokens x %d layers x %d x %d bytes) = %.1f MiB", per, mib(c->slab_bytes), t->data.token_budget,
-                    c->drafter.K, c->target.hidden_size, c->slab_elem, mib(c->slab_bytes * (uint64_t)per));
+            fprintf(f, "; %d slabs x %.2f MiB (%d tokens x %d layers x %d x %d bytes) = %.1f MiB", per, mib(c->slab_bytes),
+                    t->data.token_budget, c->drafter.K, c->target.hidden_size, c->slab_elem, mib(c->slab_bytes * (uint64_t)per));
         fprintf(f, "\n");
     }
     fprintf(f, "slabs     %d, a step holds %d", c->n_slabs, M);

@@ -94,7 +94,8 @@ int mr_cfg_must_be(const struct mr_json *j, const char *ptr, int value, struct m
     if (mr_cfg_bool(j, ptr, &seen, err))
         return -1;
     if (seen != value)
-        return mr_json_error(j, ptr, err, "is %s, which is not implemented; %s is wanted", seen ? "true" : "false", value ? "true" : "false");
+        return mr_json_error(j, ptr, err, "is %s, which is not implemented; %s is wanted", seen ? "true" : "false",
+                             value ? "true" : "false");
     return 0;
 }
 
@@ -119,8 +120,10 @@ static int agree(const struct mr_json *j, const char *ptr, double value, double 
         return 0;
     }
     return *to == value ? 0
-                        : mr_json_error(j, ptr, err, "is %.10g, but another place of this file says %.10g: which one was the model trained with? "
-                                        "keep one", value, *to);
+                        : mr_json_error(j, ptr, err,
+                                        "is %.10g, but another place of this file says %.10g: which one was the model trained with? "
+                                        "keep one",
+                                        value, *to);
 }
 
 static int agree_member(const struct mr_json *j, const char *group, const char *name, double *to, struct mr_err *err)
@@ -159,7 +162,8 @@ static int rope_kind(const struct mr_json *j, const char *group, int *kind, stru
         *kind = k;
         return 0;
     }
-    return mr_json_error(j, ptr[seen[0] ? 0 : 1], err, "is \"%.40s\", which is not implemented; \"default\", \"linear\" or \"llama3\" is wanted",
+    return mr_json_error(j, ptr[seen[0] ? 0 : 1], err,
+                         "is \"%.40s\", which is not implemented; \"default\", \"linear\" or \"llama3\" is wanted",
                          seen[0] ? seen[0] : seen[1]);
 }
 
@@ -175,12 +179,11 @@ static int rope_group(const struct mr_json *j, const char *group, struct mr_cfg_
         return 0;
     if (!json_is_object(g))
         return mr_json_error(j, group, err, "must be an object or null");
-    json_object_foreach (g, key, v)
-        if (json_is_object(v))
-            return mr_json_error(j, group, err, "has settings per layer type (\"%.60s\"), which is not implemented", key);
+    json_object_foreach(g, key, v) if (json_is_object(v)) return mr_json_error(
+        j, group, err, "has settings per layer type (\"%.60s\"), which is not implemented", key);
     if (!mr_cfg_has(j, "/rope_parameters/rope_type") && !mr_cfg_has(j, "/rope_parameters/type") && !strcmp(group, "/rope_parameters") &&
         mr_cfg_has(j, "/rope_scaling"))
-        ;                                      /* the other group names the kind for both */
+        ; /* the other group names the kind for both */
     else if (rope_kind(j, group, &r->kind, err))
         return -1;
     snprintf(ptr, sizeof ptr, "%s/partial_rotary_factor", group);
@@ -191,7 +194,8 @@ static int rope_group(const struct mr_json *j, const char *group, struct mr_cfg_
     return agree_member(j, group, "rope_theta", &r->theta, err) || agree_member(j, group, "factor", &r->factor, err) ||
                    agree_member(j, group, "low_freq_factor", &r->low, err) || agree_member(j, group, "high_freq_factor", &r->high, err) ||
                    agree_member(j, group, "original_max_position_embeddings", &r->orig, err)
-               ? -1 : 0;
+               ? -1
+               : 0;
 }
 
 static int rope_complete(const struct mr_json *j, int max_position, struct mr_cfg_rope *r, struct mr_err *err)
@@ -199,20 +203,22 @@ static int rope_complete(const struct mr_json *j, int max_position, struct mr_cf
     const char *g = mr_cfg_has(j, "/rope_scaling") ? "/rope_scaling" : "/rope_parameters";
 
     if (r->theta == 0)
-        return mr_json_error(j, "/rope_theta", err, "is missing, and rope_parameters/rope_theta and rope_scaling/rope_theta too; it is required "
+        return mr_json_error(j, "/rope_theta", err,
+                             "is missing, and rope_parameters/rope_theta and rope_scaling/rope_theta too; it is required "
                              "and never guessed");
     if (r->kind < 0)
         r->kind = 0;
     if (r->kind == 0)
         return 0;
     if (r->factor < 1)
-        return mr_json_error(j, g, err, "factor is %.6g; a number >= 1 is required for scaling", r->factor);
+        return mr_json_error(j, g, err, "factor is %.6g (0 = missing); a number >= 1 is required for scaling", r->factor);
     if (r->kind == 1)
         return 0;
     if (!(r->low > 0 && r->high > r->low))
-        return mr_json_error(j, g, err, "low_freq_factor is %.6g and high_freq_factor %.6g; llama3 needs 0 < low < high", r->low, r->high);
+        return mr_json_error(j, g, err, "low_freq_factor is %.6g and high_freq_factor %.6g (0 = missing); llama3 needs 0 < low < high",
+                             r->low, r->high);
     if (r->orig == 0)
-        r->orig = max_position;                /* the rule of the format itself, not a guess: docs/target-models.md 2 */
+        r->orig = max_position; /* the rule of the format itself, not a guess: docs/target-models.md 2 */
     return 0;
 }
 

@@ -1,8 +1,8 @@
 /* Data sets: see dataset.h.
  *
  * Opening looks at every token once, because nothing later can: ids go straight into an embedding gather, and a row without two consecutive
- * supervised tokens has no anchor.  What is found is counted by reason; kept + dropped = rows.  The packed form is read through its mapping,
- * so memory stays bounded by the page cache and 4 bytes a row.
+ * supervised tokens has no anchor.  What is found is counted by reason; kept + dropped = rows.  The packed form is read through its
+ * mapping, so memory stays bounded by the page cache and 4 bytes a row.
  */
 #include "data/dataset_pvt.h"
 
@@ -27,10 +27,11 @@ static const struct mr_st_tensor *packed_tensor(const struct mr_dataset *d, cons
     const struct mr_st_tensor *t = mr_st_find(&d->st, name);
 
     if (!t)
-        mr_err_set(err, MR_EXIT_CONFIG, "%s: no tensor \"%s\": this is no packed data set (millrace pack IN.jsonl OUT.safetensors makes one)", d->path,
-                   name);
+        mr_err_set(err, MR_EXIT_CONFIG,
+                   "%s: no tensor \"%s\": this is no packed data set (millrace pack IN.jsonl OUT.safetensors makes one)", d->path, name);
     else if (!strstr(types, t->dtype_name) || t->n_dims != 1)
-        mr_err_set(err, MR_EXIT_CONFIG, "%s: \"%s\" is %s with %d dimensions; %s with one is wanted", d->path, name, t->dtype_name, t->n_dims, types);
+        mr_err_set(err, MR_EXIT_CONFIG, "%s: \"%s\" is %s with %d dimensions; %s with one is wanted", d->path, name, t->dtype_name,
+                   t->n_dims, types);
     else
         return t;
     return NULL;
@@ -70,8 +71,8 @@ static int check_offsets(const struct mr_dataset *d, struct mr_err *err)
             return mr_err_set(err, MR_EXIT_CONFIG, "%s: row %llu is tokens %lld..%lld of %llu: the offsets are damaged", d->path,
                               (unsigned long long)i, (long long)d->offset[i], (long long)d->offset[i + 1], (unsigned long long)d->tokens);
     if ((uint64_t)d->offset[d->rows] != d->tokens)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the offsets end at %lld, but there are %llu tokens", d->path, (long long)d->offset[d->rows],
-                          (unsigned long long)d->tokens);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the offsets end at %lld, but there are %llu tokens", d->path,
+                          (long long)d->offset[d->rows], (unsigned long long)d->tokens);
     return 0;
 }
 
@@ -115,7 +116,10 @@ static int parse_synthetic(const char *s, struct synthetic *g)
     g->n = strtoull(s + strlen("synthetic:"), &end, 10);
     for (char sep = '?'; *end == sep; sep = '&') {
         const char *key = end + 1;
-        unsigned long long *to = !strncmp(key, "min=", 4) ? &g->min : !strncmp(key, "max=", 4) ? &g->max : !strncmp(key, "seed=", 5) ? &g->seed : NULL;
+        unsigned long long *to = !strncmp(key, "min=", 4)    ? &g->min
+                                 : !strncmp(key, "max=", 4)  ? &g->max
+                                 : !strncmp(key, "seed=", 5) ? &g->seed
+                                                             : NULL;
 
         if (!to)
             return -1;
@@ -132,7 +136,8 @@ int mr_dataset_open_synthetic(struct mr_dataset *d, const struct mr_dataset_opts
     uint8_t *mask;
 
     if (parse_synthetic(d->path, &g))
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the form is synthetic:N?min=A&max=B&seed=S with N >= 1 rows of 2 <= A..B tokens", d->path);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the form is synthetic:N?min=A&max=B&seed=S with N >= 1 rows of 2 <= A..B tokens",
+                          d->path);
     offset = d->own_offset = malloc((g.n + 1) * sizeof *offset);
     d->len = calloc(g.n + 1, sizeof *d->len);
     if (!offset || !d->len)
@@ -154,7 +159,7 @@ int mr_dataset_open_synthetic(struct mr_dataset *d, const struct mr_dataset_opts
 
         for (int64_t k = offset[i]; k < offset[i + 1]; k++) {
             ids[k] = (int32_t)mr_rng_below(&r, o->vocab_rows ? (uint64_t)o->vocab_rows : 1000);
-            mask[k] = k - offset[i] >= (offset[i + 1] - offset[i]) / 4;      /* a quarter is prompt; two tokens at least are not */
+            mask[k] = k - offset[i] >= (offset[i + 1] - offset[i]) / 4; /* a quarter is prompt; two tokens at least are not */
         }
     }
     d->ids = ids;
@@ -193,8 +198,8 @@ static int bad_row(const struct mr_dataset *d, struct judge *g, uint64_t row)
     if (n > INT32_MAX)
         snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: %lld tokens", (unsigned long long)row, (long long)n);
     else if (mask[i] > 1)
-        snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: mask[%lld] is %d; 0 or 1 is wanted", (unsigned long long)row, (long long)i,
-                 mask[i]);
+        snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: mask[%lld] is %d; 0 or 1 is wanted", (unsigned long long)row,
+                 (long long)i, mask[i]);
     else
         snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: ids[%lld] is %d; ids are 0..%d (the embedding's rows)",
                  (unsigned long long)row, (long long)i, ids[i], limit - 1);
@@ -260,8 +265,8 @@ static int judge_all(struct mr_dataset *d, const struct mr_dataset_opts *o, stru
         }
     }
     if (g.bad && !o->skip_bad)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: %llu bad rows (numbered from 0; on_bad_record \"skip\" counts them instead):%s", d->path,
-                          (unsigned long long)g.bad, g.list);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: %llu bad rows (numbered from 0; on_bad_record \"skip\" counts them instead):%s",
+                          d->path, (unsigned long long)g.bad, g.list);
     if (g.bad)
         mr_warn("%s: %llu bad rows skipped, the first ones:%s", d->path, (unsigned long long)g.bad, g.list);
     return 0;
@@ -317,7 +322,10 @@ void mr_dataset_close(struct mr_dataset *d)
     free(d);
 }
 
-uint64_t mr_dataset_rows(const struct mr_dataset *d) { return d->rows; }
+uint64_t mr_dataset_rows(const struct mr_dataset *d)
+{
+    return d->rows;
+}
 
 struct mr_row mr_dataset_row(const struct mr_dataset *d, uint64_t i)
 {
@@ -331,7 +339,19 @@ int mr_dataset_len(const struct mr_dataset *d, uint64_t i)
     return d->len[i];
 }
 
-const uint64_t *mr_dataset_dropped(const struct mr_dataset *d) { return d->dropped; }
-uint64_t mr_dataset_truncated(const struct mr_dataset *d) { return d->truncated; }
-uint64_t mr_dataset_blank_lines(const struct mr_dataset *d) { return d->blank; }
-uint64_t mr_dataset_fingerprint(const struct mr_dataset *d) { return d->fingerprint; }
+const uint64_t *mr_dataset_dropped(const struct mr_dataset *d)
+{
+    return d->dropped;
+}
+uint64_t mr_dataset_truncated(const struct mr_dataset *d)
+{
+    return d->truncated;
+}
+uint64_t mr_dataset_blank_lines(const struct mr_dataset *d)
+{
+    return d->blank;
+}
+uint64_t mr_dataset_fingerprint(const struct mr_dataset *d)
+{
+    return d->fingerprint;
+}

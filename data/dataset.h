@@ -2,7 +2,8 @@
  *
  * Files: JSON lines {"input_ids": [...], "loss_mask": [...]} (slow, kept in memory: for `pack` and small sets), or the packed form that
  * `millrace pack` writes: a safetensors file with `ids` I32 (or U16) [n_tokens], `mask` U8 [n_tokens], `offsets` I64 [n_rows + 1]
- * (mapped, not read: a data set may be larger than memory; U16 ids are widened in memory, `pack` uses them only for small sets).  "synthetic:N?min=A&max=B&seed=S" makes N random rows (tests, benches).
+ * (mapped, not read: a data set may be larger than memory; U16 ids are widened in memory, `pack` uses them only for small sets).
+ * "synthetic:N?min=A&max=B&seed=S" makes N random rows (tests, benches).
  * Rows are numbered from 0 in file order: that number is the sample id everywhere.
  */
 #ifndef MR_DATA_DATASET_H

@@ -15,19 +15,19 @@
 #include "base/log.h"
 #include "data/json.h"
 
-enum { LISTED = 10 };
+enum { LISTED = 10, ENTRY = 150 }; /* ten entries fit into one message */
 
 struct reader {
     const char *path;
     int vocab_rows;
     char *line;
-    size_t room, n;                  /* n: without the newline */
+    size_t room, n; /* n: without the newline */
     uint64_t line_no, line_byte, next_byte;
-    int ends;                        /* the line has its newline */
+    int ends; /* the line has its newline */
     int32_t *ids;
     uint8_t *mask;
     size_t max_n;
-    char list[1700];
+    char list[1900];
     int n_bad;
 };
 
@@ -35,15 +35,18 @@ static int bad(struct reader *r, uint64_t byte, const char *fmt, ...) __attribut
 static int bad(struct reader *r, uint64_t byte, const char *fmt, ...)
 {
     size_t used = strlen(r->list), left = sizeof r->list - used;
+    const char *slash = strrchr(r->path, '/'); /* the first entry has the whole path, the others the file's name */
     va_list ap;
     int n;
 
     if (r->n_bad++ >= LISTED)
         return -1;
-    n = snprintf(r->list + used, left, "\n  line %llu, byte %llu: ", (unsigned long long)r->line_no, (unsigned long long)(r->line_byte + byte));
+    n = snprintf(r->list + used, left, "%s%s:%llu:%llu: ", r->n_bad > 1 ? "\n" : "",
+                 r->n_bad > 1 && slash ? slash + 1 : mr_err_path(r->path, 300), (unsigned long long)r->line_no,
+                 (unsigned long long)(r->line_byte + byte));
     va_start(ap, fmt);
     if (n > 0 && (size_t)n < left)
-        vsnprintf(r->list + used + n, left - (size_t)n < 160 ? left - (size_t)n : 160, fmt, ap);
+        vsnprintf(r->list + used + n, left - (size_t)n < ENTRY ? left - (size_t)n : ENTRY, fmt, ap);
     va_end(ap);
     return -1;
 }
@@ -88,21 +91,23 @@ static int parse_failed(struct reader *r, const json_error_t *e)
 
 static int parse_ids(struct reader *r, json_t *a)
 {
+    const char *rows = r->vocab_rows ? " (the embedding's rows)" : "";
     size_t i;
     json_t *v;
 
-    json_array_foreach (a, i, v) {
+    json_array_foreach(a, i, v)
+    {
         json_int_t x = json_integer_value(v);
         json_int_t limit = r->vocab_rows ? r->vocab_rows : INT32_MAX;
 
         if (!json_is_integer(v))
             return bad(r, 0, "input_ids[%zu] is no integer", i);
         if (x < 0)
-            return bad(r, 0, "input_ids[%zu] is %lld; ids are 0..%lld (the embedding's rows)%s", i, (long long)x, (long long)limit - 1,
+            return bad(r, 0, "input_ids[%zu] is %lld; ids are 0..%lld%s%s", i, (long long)x, (long long)limit - 1, rows,
                        x == -100 ? "; -100 belongs in labels: use loss_mask" : "");
         if (x >= limit)
-            return bad(r, 0, "input_ids[%zu] is %lld; ids are 0..%lld (the embedding's rows): do tokenizer and target belong together?", i,
-                       (long long)x, (long long)limit - 1);
+            return bad(r, 0, "input_ids[%zu] is %lld; ids are 0..%lld%s: do tokenizer and target belong together?", i, (long long)x,
+                       (long long)limit - 1, rows);
         r->ids[i] = (int32_t)x;
     }
     return 0;
@@ -113,7 +118,8 @@ static int parse_mask(struct reader *r, json_t *a)
     size_t i;
     json_t *v;
 
-    json_array_foreach (a, i, v) {
+    json_array_foreach(a, i, v)
+    {
         if (!json_is_boolean(v) && !(json_is_integer(v) && (json_integer_value(v) | 1) == 1))
             return bad(r, 0, "loss_mask[%zu] is not 0 or 1", i);
         r->mask[i] = json_is_true(v) || json_integer_value(v) == 1;
@@ -126,9 +132,10 @@ static int parse_record(struct reader *r, json_t *v, size_t *n)
     json_t *ids = json_object_get(v, "input_ids"), *mask = json_object_get(v, "loss_mask");
 
     if (!json_is_array(ids))
-        return bad(r, 0, json_object_get(v, "messages") || json_object_get(v, "conversations") || json_object_get(v, "text")
-                             ? "text, not tokens: tokenise it to input_ids and loss_mask first"
-                             : "no \"input_ids\" array");
+        return bad(r, 0,
+                   json_object_get(v, "messages") || json_object_get(v, "conversations") || json_object_get(v, "text")
+                       ? "text, not tokens: tokenise it to input_ids and loss_mask first"
+                       : "no \"input_ids\" array");
     if (!json_is_array(mask))
         return bad(r, 0, "no \"loss_mask\" array");
     *n = json_array_size(ids);
@@ -210,16 +217,18 @@ static int read_all(struct reader *r, FILE *f, int skip_bad, int (*fn)(void *, c
     s->bad = (uint64_t)r->n_bad;
     if (rc < 0)
         return -1;
+    if (r->n_bad == 1 && !skip_bad)
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s (on_bad_record \"skip\" counts it instead)", r->list);
     if (r->n_bad && !skip_bad)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: %s%d bad records (on_bad_record \"skip\" counts them instead):%s", r->path,
-                          rc > 0 ? "at least " : "", r->n_bad, r->list);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s\n%s%d bad records (on_bad_record \"skip\" counts them instead)", r->list,
+                          rc > 0 ? "at least " : "", r->n_bad);
     if (r->n_bad)
-        mr_warn("%s: %d bad records skipped%s:%s", r->path, r->n_bad, r->n_bad > LISTED ? ", the first ones" : "", r->list);
+        mr_warn("%d bad records skipped%s:\n%s", r->n_bad, r->n_bad > LISTED ? ", the first ones" : "", r->list);
     return 0;
 }
 
-int mr_jsonl_read(const char *path, int vocab_rows, int skip_bad, int (*fn)(void *, const struct mr_jsonl_row *, struct mr_err *), void *arg,
-                  struct mr_jsonl_stats *stats, struct mr_err *err)
+int mr_jsonl_read(const char *path, int vocab_rows, int skip_bad, int (*fn)(void *, const struct mr_jsonl_row *, struct mr_err *),
+                  void *arg, struct mr_jsonl_stats *stats, struct mr_err *err)
 {
     struct reader r = {.path = path, .vocab_rows = vocab_rows};
     struct stat st;
@@ -280,7 +289,8 @@ static int keep(void *arg, const struct mr_jsonl_row *row, struct mr_err *err)
     struct store *s = arg;
 
     if (make_room(s, row->n))
-        return mr_err_set(err, MR_EXIT_ENV, "out of memory after %llu rows: pack the data set first (millrace pack)", (unsigned long long)s->rows);
+        return mr_err_set(err, MR_EXIT_ENV, "out of memory after %llu rows: pack the data set first (millrace pack)",
+                          (unsigned long long)s->rows);
     s->len[s->rows] = row->ids ? 0 : -1;
     s->offset[s->rows++] = (int64_t)s->tokens;
     if (row->ids) {

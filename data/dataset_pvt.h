@@ -31,7 +31,7 @@ struct mr_jsonl_stats {
 };
 
 /* Calls fn for every record in file order.  vocab_rows 0: ids are only checked to be plain.  skip_bad 0: the first 10 bad records are an
- * error with file:line:byte each.  fn returns 0, or -1 to stop (it has set err). */
+ * error with file:line:byte each (byte of the file, from 0).  fn returns 0, or -1 to stop (it has set err). */
 int mr_jsonl_read(const char *path, int vocab_rows, int skip_bad, int (*fn)(void *arg, const struct mr_jsonl_row *row, struct mr_err *err),
                   void *arg, struct mr_jsonl_stats *stats, struct mr_err *err);
 

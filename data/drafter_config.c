@@ -14,7 +14,10 @@
 
 /* ---- from a topology ------------------------------------------------------------------------------------------------------ */
 
-static int pick(int wanted, int inherited) { return wanted ? wanted : inherited; }
+static int pick(int wanted, int inherited)
+{
+    return wanted ? wanted : inherited;
+}
 
 static void copy_dims(struct mr_drafter_config *c, const struct mr_topology *t, const struct mr_model_config *target)
 {
@@ -44,17 +47,21 @@ static void copy_dims(struct mr_drafter_config *c, const struct mr_topology *t, 
     }
 }
 
-int mr_drafter_config_make(struct mr_drafter_config *c, const struct mr_topology *t, const struct mr_model_config *target, struct mr_err *err)
+int mr_drafter_config_make(struct mr_drafter_config *c, const struct mr_topology *t, const struct mr_model_config *target,
+                           struct mr_err *err)
 {
     copy_dims(c, t, target);
     if (c->hidden_size != target->hidden_size)
-        return mr_json_error(&t->src, "/drafter/hidden_size", err, "is %d, but the target's is %d: embedding and head are shared, so they must be "
-                             "equal (leave the key out)", c->hidden_size, target->hidden_size);
+        return mr_json_error(&t->src, "/drafter/hidden_size", err,
+                             "is %d, but the target's is %d: embedding and head are shared, so they must be "
+                             "equal (leave the key out)",
+                             c->hidden_size, target->hidden_size);
     if (c->n_heads % c->n_kv_heads)
-        return mr_json_error(&t->src, "/drafter/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d", c->n_kv_heads,
-                             c->n_heads);
+        return mr_json_error(&t->src, "/drafter/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d",
+                             c->n_kv_heads, c->n_heads);
     if (c->head_dim % 2)
-        return mr_json_error(&t->src, "/drafter/head_dim", err, "is %d; an even number is wanted: rotary embedding turns pairs", c->head_dim);
+        return mr_json_error(&t->src, "/drafter/head_dim", err, "is %d; an even number is wanted: rotary embedding turns pairs",
+                             c->head_dim);
     if (c->mask_token_id >= target->embedding_rows)
         return mr_json_error(&t->src, "/drafter/mask_token_id", err, "is %d, but the target's embedding has %d rows; 0..%d is allowed",
                              c->mask_token_id, target->embedding_rows, target->embedding_rows - 1);
@@ -63,11 +70,13 @@ int mr_drafter_config_make(struct mr_drafter_config *c, const struct mr_topology
 
         snprintf(ptr, sizeof ptr, "/target/layers/%d", i);
         if (c->layer_ids[i] == target->n_layers - 1)
-            return mr_json_error(&t->src, ptr, err, "is %d, the target's last layer: its output means the state after the final norm in one "
-                                 "tool and before it in another; 0..%d is allowed", c->layer_ids[i], target->n_layers - 2);
+            return mr_json_error(&t->src, ptr, err,
+                                 "is %d, the target's last layer: its output means the state after the final norm in one "
+                                 "tool and before it in another; 0..%d is allowed",
+                                 c->layer_ids[i], target->n_layers - 2);
         if (c->layer_ids[i] >= target->n_layers)
-            return mr_json_error(&t->src, ptr, err, "is %d, but the target has %d layers; 0..%d is allowed", c->layer_ids[i], target->n_layers,
-                                 target->n_layers - 2);
+            return mr_json_error(&t->src, ptr, err, "is %d, but the target has %d layers; 0..%d is allowed", c->layer_ids[i],
+                                 target->n_layers, target->n_layers - 2);
     }
     return 0;
 }
@@ -139,8 +148,8 @@ static int read_mask(const struct mr_json *j, struct mr_drafter_config *c, struc
 /* Relatives of DFlash that need more than its 3 + 11 L tensors, or change what they mean. */
 static int refuse_dialects(const struct mr_json *j, struct mr_err *err)
 {
-    static const char *const keys[] = {"projector_type", "pure_draft_prefix_len", "conv_kernel_size", "selector_rank", "markov_rank",
-                                       "attention_mode", "final_logit_softcapping"};
+    static const char *const keys[] = {"projector_type", "pure_draft_prefix_len", "conv_kernel_size",       "selector_rank",
+                                       "markov_rank",    "attention_mode",        "final_logit_softcapping"};
     static const char *const scales[] = {"/dflash_config/input_embedding_scale", "/dflash_config/output_multiplier"};
     char ptr[64];
     double x;
@@ -157,7 +166,8 @@ static int refuse_dialects(const struct mr_json *j, struct mr_err *err)
         return mr_json_error(j, "/quantization_config", err, "quantised drafters are not implemented");
     return mr_cfg_must_be(j, "/attention_bias", 0, err) || mr_cfg_must_be(j, "/dflash_config/shift_label", 0, err) ||
                    mr_cfg_must_be(j, "/dflash_config/enable_confidence_head", 0, err) || mr_cfg_silu(j, err)
-               ? -1 : 0;
+               ? -1
+               : 0;
 }
 
 static int read_dims(const struct mr_json *j, struct mr_drafter_config *c, struct mr_err *err)
@@ -167,20 +177,21 @@ static int read_dims(const struct mr_json *j, struct mr_drafter_config *c, struc
     if (mr_cfg_int(j, "/hidden_size", 1, 1 << 17, &c->hidden_size, err) ||
         mr_cfg_int(j, "/intermediate_size", 1, 1 << 20, &c->intermediate_size, err) ||
         mr_cfg_int(j, "/num_hidden_layers", 1, MR_TOPO_LAYERS, &c->n_layers, err) ||
-        mr_cfg_int(j, "/num_attention_heads", 1, 1024, &c->n_heads, err) || mr_cfg_int(j, "/num_key_value_heads", 1, 1024, &c->n_kv_heads, err) ||
-        mr_cfg_int(j, "/head_dim", 2, 1024, &c->head_dim, err) || mr_cfg_int(j, "/num_target_layers", 1, 1024, &c->target_layers, err) ||
+        mr_cfg_int(j, "/num_attention_heads", 1, 1024, &c->n_heads, err) ||
+        mr_cfg_int(j, "/num_key_value_heads", 1, 1024, &c->n_kv_heads, err) || mr_cfg_int(j, "/head_dim", 2, 1024, &c->head_dim, err) ||
+        mr_cfg_int(j, "/num_target_layers", 1, 1024, &c->target_layers, err) ||
         mr_cfg_int(j, "/vocab_size", 2, 1 << 24, &c->vocab_size, err) ||
-        mr_cfg_int(j, "/max_position_embeddings", 1, 1 << 28, &c->max_position, err) || mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) ||
-        either_place(j, "block_size", 2, 256, &c->block_size, err) ||
+        mr_cfg_int(j, "/max_position_embeddings", 1, 1 << 28, &c->max_position, err) ||
+        mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) || either_place(j, "block_size", 2, 256, &c->block_size, err) ||
         mr_cfg_int(j, "/dflash_config/mask_token_id", 0, 1 << 24, &c->mask_token_id, err) || mr_cfg_rope(j, c->max_position, &r, err))
         return -1;
     if (c->n_heads % c->n_kv_heads || c->head_dim % 2)
-        return mr_json_error(j, "/num_key_value_heads", err, "%d must divide num_attention_heads = %d, and head_dim = %d must be even", c->n_kv_heads,
-                             c->n_heads, c->head_dim);
+        return mr_json_error(j, "/num_key_value_heads", err, "%d must divide num_attention_heads = %d, and head_dim = %d must be even",
+                             c->n_kv_heads, c->n_heads, c->head_dim);
     if (r.kind)
         return mr_json_error(j, "/rope_scaling", err, "scaled RoPE is not implemented for drafters");
     c->rope_theta = r.theta;
-    c->target_hidden = c->hidden_size;           /* embedding and head are the target's */
+    c->target_hidden = c->hidden_size; /* embedding and head are the target's */
     return 0;
 }
 
@@ -235,13 +246,13 @@ static json_t *layer_types(const struct mr_drafter_config *c)
 static json_t *config_json(const struct mr_drafter_config *c)
 {
     int causal = uniform_causality(c);
-    json_t *v = json_pack("{s:[s], s:{s:s}, s:s, s:b, s:f, s:i, s:n, s:n, s:s, s:s}", "architectures", "DFlashDraftModel", "auto_map", "AutoModel",
-                          "dflash.DFlashDraftModel", "model_type", "qwen3", "attention_bias", 0, "attention_dropout", 0.0, "block_size",
-                          c->block_size, "bos_token_id", "eos_token_id", "dtype", "bfloat16", "torch_dtype", "bfloat16");
-    json_t *w = json_pack("{s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "head_dim", c->head_dim, "hidden_act", "silu", "hidden_size",
-                          c->hidden_size, "initializer_range", 0.02, "intermediate_size", c->intermediate_size, "max_position_embeddings",
-                          c->max_position, "max_window_layers", c->n_layers, "num_attention_heads", c->n_heads, "num_hidden_layers", c->n_layers,
-                          "num_key_value_heads", c->n_kv_heads, "num_target_layers", c->target_layers);
+    json_t *v = json_pack("{s:[s], s:{s:s}, s:s, s:b, s:f, s:i, s:n, s:n, s:s, s:s}", "architectures", "DFlashDraftModel", "auto_map",
+                          "AutoModel", "dflash.DFlashDraftModel", "model_type", "qwen3", "attention_bias", 0, "attention_dropout", 0.0,
+                          "block_size", c->block_size, "bos_token_id", "eos_token_id", "dtype", "bfloat16", "torch_dtype", "bfloat16");
+    json_t *w = json_pack("{s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "head_dim", c->head_dim, "hidden_act", "silu",
+                          "hidden_size", c->hidden_size, "initializer_range", 0.02, "intermediate_size", c->intermediate_size,
+                          "max_position_embeddings", c->max_position, "max_window_layers", c->n_layers, "num_attention_heads", c->n_heads,
+                          "num_hidden_layers", c->n_layers, "num_key_value_heads", c->n_kv_heads, "num_target_layers", c->target_layers);
     json_t *x = json_pack("{s:f, s:n, s:f, s:{s:f, s:s}, s:b, s:b, s:b, s:i}", "rms_norm_eps", c->rms_eps, "rope_scaling", "rope_theta",
                           c->rope_theta, "rope_parameters", "rope_theta", c->rope_theta, "rope_type", "default", "tie_word_embeddings", 0,
                           "use_cache", 1, "use_sliding_window", c->sliding_window > 0, "vocab_size", c->vocab_size);

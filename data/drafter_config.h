@@ -21,7 +21,8 @@ struct mr_drafter_config {
     int window_origin;                             /* 0 query, 1 anchor */
 };
 
-enum mr_dp { MR_DP_LN1, MR_DP_Q, MR_DP_K, MR_DP_V, MR_DP_O, MR_DP_QN, MR_DP_KN, MR_DP_LN2, MR_DP_GATE, MR_DP_UP, MR_DP_DOWN, MR_DP_PER_LAYER };
+enum mr_dp { MR_DP_LN1, MR_DP_Q, MR_DP_K, MR_DP_V, MR_DP_O, MR_DP_QN, MR_DP_KN, MR_DP_LN2, MR_DP_GATE, MR_DP_UP, MR_DP_DOWN,
+             MR_DP_PER_LAYER };
 
 struct mr_dparam {
     char name[72];               /* checkpoint name, "layers.0.self_attn.q_proj.weight" */
@@ -37,7 +38,8 @@ struct mr_dlayout {
 };
 
 /* From the topology and the target's config.  MR_EXIT_CONFIG with the arithmetic when they do not fit. */
-int mr_drafter_config_make(struct mr_drafter_config *c, const struct mr_topology *t, const struct mr_model_config *target, struct mr_err *err);
+int mr_drafter_config_make(struct mr_drafter_config *c, const struct mr_topology *t, const struct mr_model_config *target,
+                             struct mr_err *err);
 /* From a z-lab checkpoint directory (both places of block_size, both rope schemas). */
 int mr_drafter_config_load(struct mr_drafter_config *c, const char *dir, struct mr_err *err);
 /* Writes config.json as z-lab and SGLang and vLLM read it (docs/dflash.md 2.1). */
@@ -51,7 +53,8 @@ void mr_dlayout_free(struct mr_dlayout *l);
 int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const char *path, struct mr_err *err);
 int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err);
 /* trainer.safetensors: per tensor NAME (f32 master), NAME.exp_avg, NAME.exp_avg_sq. */
-int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step, const char *path, struct mr_err *err);
+int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step, const char *path,
+                    struct mr_err *err);
 int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v, uint64_t *step, const char *path, struct mr_err *err);
 
 /* N(0, std) for matrices, ones for norms; a pure function of seed and tensor index. */

@@ -1,7 +1,8 @@
 /* A drafter's parameters: the flat vector, and its two files (docs/dflash.md 2.2).
  *
  * The flat vector is what reduce and optimizer see; tensor boundaries matter only to the model and to the files.  Offsets are multiples of
- * ALIGN elements so that vector loads never straddle tensors; the gaps are zero at the start and every update of a zero gradient keeps them.
+ * ALIGN elements so that vector loads never straddle tensors; the gaps are zero at the start and every update of a zero gradient keeps
+ * them.
  */
 #include "data/drafter_config.h"
 
@@ -36,11 +37,16 @@ static void add_layer(struct mr_dlayout *l, const struct mr_drafter_config *c, i
         const char *name;
         int rows, cols;
     } part[MR_DP_PER_LAYER] = {
-        [MR_DP_LN1] = {"input_layernorm", H, 0},        [MR_DP_Q] = {"self_attn.q_proj", q, H},
-        [MR_DP_K] = {"self_attn.k_proj", kv, H},        [MR_DP_V] = {"self_attn.v_proj", kv, H},
-        [MR_DP_O] = {"self_attn.o_proj", H, q},         [MR_DP_QN] = {"self_attn.q_norm", c->head_dim, 0},
-        [MR_DP_KN] = {"self_attn.k_norm", c->head_dim, 0}, [MR_DP_LN2] = {"post_attention_layernorm", H, 0},
-        [MR_DP_GATE] = {"mlp.gate_proj", I, H},         [MR_DP_UP] = {"mlp.up_proj", I, H},
+        [MR_DP_LN1] = {"input_layernorm", H, 0},
+        [MR_DP_Q] = {"self_attn.q_proj", q, H},
+        [MR_DP_K] = {"self_attn.k_proj", kv, H},
+        [MR_DP_V] = {"self_attn.v_proj", kv, H},
+        [MR_DP_O] = {"self_attn.o_proj", H, q},
+        [MR_DP_QN] = {"self_attn.q_norm", c->head_dim, 0},
+        [MR_DP_KN] = {"self_attn.k_norm", c->head_dim, 0},
+        [MR_DP_LN2] = {"post_attention_layernorm", H, 0},
+        [MR_DP_GATE] = {"mlp.gate_proj", I, H},
+        [MR_DP_UP] = {"mlp.up_proj", I, H},
         [MR_DP_DOWN] = {"mlp.down_proj", H, I},
     };
     char name[64];
@@ -122,7 +128,8 @@ static int check_names(const struct mr_dlayout *l, const struct mr_st *st, const
         if (*msg && n++ < LISTED)
             snprintf(list + strlen(list), sizeof list - strlen(list), "\n  %s", msg);
     }
-    return n ? mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors do not fit the drafter's config:%s%s", st->path, n, list, n > LISTED ? "\n  ..." : "")
+    return n ? mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors do not fit the drafter's config:%s%s", st->path, n, list,
+                          n > LISTED ? "\n  ..." : "")
              : 0;
 }
 
@@ -174,7 +181,8 @@ int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v
     if (!rc)
         rc = read_vector(l, &st, trainer_suffix[0], param, err) || read_vector(l, &st, trainer_suffix[1], m, err) ||
                      read_vector(l, &st, trainer_suffix[2], v, err)
-                 ? -1 : 0;
+                 ? -1
+                 : 0;
     mr_st_close(&st);
     return rc;
 }

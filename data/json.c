@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/json_pvt.h"
+
 enum { MAX_BYTES = 256 << 20, MAX_DEPTH = 64 };
 
 /* ---- the scanner ---------------------------------------------------------------------------------------------------------- */
@@ -71,8 +73,7 @@ static int key_is(const char *p, const char *end, const char *name, size_t n)
     return same;
 }
 
-/* One pointer token without its leading '/', "~1" and "~0" decoded; NULL when it does not fit.  *ptr moves behind it. */
-static const char *pointer_token(const char **ptr, char *buf, size_t bytes)
+const char *mr_json_token(const char **ptr, char *buf, size_t bytes)
 {
     size_t n = 0;
     const char *p = *ptr + 1;
@@ -133,7 +134,7 @@ static const char *locate(const char *text, const char *ptr, const char **value)
     while (*ptr == '/') {
         const char *p = *value;
 
-        if (!pointer_token(&ptr, name, sizeof name))
+        if (!mr_json_token(&ptr, name, sizeof name))
             return NULL;
         if (*p == '{')
             at = find_member(p, name, value);
@@ -213,6 +214,8 @@ static const char *parse_hint(const char *text, const char *at, const json_error
         return "; JSON has no NaN and no Infinity: write a finite number";
     if (strstr(e->text, "too big"))
         return "; allowed are -9223372036854775808..9223372036854775807";
+    if (strstr(e->text, "\\u0000"))
+        return "; a string cannot hold a NUL";
     if (strstr(e->text, "maximum parsing depth"))
         return "; the limit is 2048 levels";
     if (strstr(e->text, "premature end") || !*at)
@@ -281,32 +284,6 @@ int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char 
 
 /* ---- files ---------------------------------------------------------------------------------------------------------------- */
 
-const char *mr_file_kind(const unsigned char *h, size_t n)
-{
-    static const struct {
-        const char *magic;
-        size_t n;
-        const char *kind;
-    } kinds[] = {
-        {"version https://git-lfs", 23, "a Git LFS pointer, not the file itself: run `git lfs pull` in its repository"},
-        {"\x1f\x8b", 2, "gzip data: unpack it first (gunzip)"},
-        {"\x28\xb5\x2f\xfd", 4, "zstd data: unpack it first (zstd -d)"},
-        {"PK\3\4", 4, "a zip archive (a PyTorch .bin or .pt?): convert it to safetensors"},
-        {"PAR1", 4, "a Parquet file: convert it to JSON lines"},
-        {"\xff\xfe", 2, "UTF-16 text: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"},
-        {"\xfe\xff", 2, "UTF-16 text: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"},
-        {"<!DOCTYPE", 9, "an HTML page (a failed download?): fetch it again"},
-        {"<!doctype", 9, "an HTML page (a failed download?): fetch it again"},
-        {"<html", 5, "an HTML page (a failed download?): fetch it again"},
-        {"\x80\x02", 2, "a Python pickle: convert it to safetensors"},
-    };
-
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (n >= kinds[i].n && !memcmp(h, kinds[i].magic, kinds[i].n))
-            return kinds[i].kind;
-    return NULL;
-}
-
 /* The whole file, NUL-terminated, to be freed by the caller; NULL with err set. */
 static char *slurp(const char *path, size_t *bytes, struct mr_err *err)
 {
@@ -318,11 +295,13 @@ static char *slurp(const char *path, size_t *bytes, struct mr_err *err)
     if (fd < 0 || fstat(fd, &st) < 0) {
         mr_err_set(err, MR_EXIT_CONFIG, "%s: cannot open: %s", path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        mr_err_set(err, MR_EXIT_CONFIG, "%s: %s; a JSON file is wanted", path, S_ISDIR(st.st_mode) ? "is a directory" : "is no regular file");
+        mr_err_set(err, MR_EXIT_CONFIG, "%s: %s; a JSON file is wanted", path,
+                   S_ISDIR(st.st_mode) ? "is a directory" : "is no regular file");
     } else if (st.st_size == 0) {
         mr_err_set(err, MR_EXIT_CONFIG, "%s: the file is empty; a JSON object is wanted", path);
     } else if (st.st_size > MAX_BYTES) {
-        mr_err_set(err, MR_EXIT_CONFIG, "%s: %lld bytes; a JSON file of at most %d bytes is wanted", path, (long long)st.st_size, MAX_BYTES);
+        mr_err_set(err, MR_EXIT_CONFIG, "%s: %lld bytes; a JSON file of at most %d bytes is wanted", path, (long long)st.st_size,
+                   MAX_BYTES);
     } else if ((text = malloc((size_t)st.st_size + 1)) != NULL) {
         ssize_t r = 1;
 
@@ -365,62 +344,6 @@ int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err)
     return rc;
 }
 
-static int write_text(const char *tmp, const char *text, size_t n)
-{
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), rc = 0;
-    ssize_t w;
-
-    if (fd < 0)
-        return -errno;
-    for (; n > 0; text += w, n -= (size_t)w) {
-        w = write(fd, text, n);
-        if (w < 0 && errno != EINTR) {
-            rc = -errno;
-            break;
-        }
-        w = w < 0 ? 0 : w;
-    }
-    if (!rc && fsync(fd))
-        rc = -errno;
-    if (close(fd) && !rc)
-        rc = -errno;
-    return rc;
-}
-
-/* 15 digits show every number as people write it (1e-06); 17 only when some value needs them to come back the same. */
-static char *dump(const json_t *v)
-{
-    char *text = json_dumps(v, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    json_t *back = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
-
-    if (!json_equal(v, back)) {
-        free(text);
-        text = json_dumps(v, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    }
-    json_decref(back);
-    return text;
-}
-
-int mr_json_save(const json_t *v, const char *path, struct mr_err *err)
-{
-    char *text = v ? dump(v) : NULL, *tmp = NULL;
-    int rc = -ENOMEM;
-
-    if (text && asprintf(&tmp, "%s.tmp", path) > 0) {
-        size_t n = strlen(text);
-
-        text[n] = '\n';                      /* over the NUL: the length is what counts */
-        rc = write_text(tmp, text, n + 1);
-        if (!rc)
-            rc = rename(tmp, path) ? -errno : 0;
-        if (rc)
-            unlink(tmp);
-    }
-    free(text);
-    free(tmp);
-    return rc ? mr_err_set(err, MR_EXIT_ENV, "%s: cannot write: %s", path, strerror(-rc)) : 0;
-}
-
 void mr_json_free(struct mr_json *j)
 {
     json_decref(j->root);
@@ -449,7 +372,7 @@ json_t *mr_json_at(json_t *v, const char *ptr)
     char name[256];
 
     while (v && *ptr == '/') {
-        if (!pointer_token(&ptr, name, sizeof name))
+        if (!mr_json_token(&ptr, name, sizeof name))
             return NULL;
         if (json_is_array(v))
             v = json_array_get(v, (size_t)strtoul(name, NULL, 10));
@@ -457,79 +380,6 @@ json_t *mr_json_at(json_t *v, const char *ptr)
             v = json_object_get(v, name);
     }
     return v;
-}
-
-/* Puts v (consumed) under `name` of parent; an array takes its length as "append". */
-static int set_member(json_t *parent, const char *name, json_t *v)
-{
-    char *end;
-    unsigned long i;
-
-    if (json_is_object(parent))
-        return json_object_set_new(parent, name, v);
-    i = strtoul(name, &end, 10);
-    if (json_is_array(parent) && end != name && !*end && i < json_array_size(parent))
-        return json_array_set_new(parent, i, v);
-    if (json_is_array(parent) && end != name && !*end && i == json_array_size(parent))
-        return json_array_append_new(parent, v);
-    json_decref(v);
-    return -1;
-}
-
-/* The container that holds the last token of ptr, intermediate objects made; *name gets that token. */
-static json_t *set_parent(json_t *root, const char *ptr, char *name, size_t bytes)
-{
-    json_t *at = root;
-
-    for (;;) {
-        json_t *next;
-        char up[16];
-
-        if (!pointer_token(&ptr, name, bytes))
-            return NULL;
-        if (!*ptr)
-            return at;
-        snprintf(up, sizeof up, "/%.14s", name);
-        next = json_is_array(at) ? mr_json_at(at, up) : json_object_get(at, name);
-        if (!next && (!json_is_object(at) || json_object_set_new(at, name, next = json_object())))
-            return NULL;
-        at = next;
-    }
-}
-
-static int remember_set(struct mr_json *j, const char *assignment)
-{
-    char **grown = realloc(j->set, (size_t)(j->n_set + 1) * sizeof *grown);
-
-    if (grown)
-        j->set = grown;
-    if (!grown || !(j->set[j->n_set] = strdup(assignment)))
-        return -ENOMEM;
-    j->n_set++;
-    return 0;
-}
-
-int mr_json_set(struct mr_json *j, const char *assignment, struct mr_err *err)
-{
-    char ptr[512], name[256];
-    size_t n = strcspn(assignment, "=");
-    json_error_t e;
-    json_t *v, *parent;
-
-    if (assignment[0] != '/' || assignment[n] != '=' || n >= sizeof ptr || n < 2)
-        return mr_err_set(err, MR_EXIT_CONFIG, "--set %.200s: the form is /section/key=JSON, e.g. --set /train/lr=1e-3", assignment);
-    snprintf(ptr, sizeof ptr, "%.*s", (int)n, assignment);
-    v = json_loads(assignment + n + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
-    if (!v)
-        return mr_err_set(err, MR_EXIT_CONFIG, "--set %.200s: the value is not valid JSON (%s); a string needs its quotes: --set '%.100s=\"...\"'",
-                          assignment, e.text, ptr);
-    parent = set_parent(j->root, ptr, name, sizeof name);
-    if (!parent)
-        json_decref(v);
-    if (!parent || set_member(parent, name, v))
-        return mr_err_set(err, MR_EXIT_CONFIG, "--set %.200s: there is no place for it: its parent is no object and no array with that index",
-                          assignment);
-    return remember_set(j, assignment) ? mr_err_set(err, MR_EXIT_ENV, "out of memory") : 0;
 }
 
 /* The last --set that wrote ptr or something around it, or NULL. */
@@ -593,49 +443,4 @@ int mr_json_error(const struct mr_json *j, const char *ptr, struct mr_err *err, 
     va_end(ap);
     place(j, ptr, where, sizeof where);
     return mr_err_set(err, MR_EXIT_CONFIG, "%s: %.300s%s%s", where, ptr, *ptr ? ": " : "", msg);
-}
-
-/* ---- nearest name --------------------------------------------------------------------------------------------------------- */
-
-enum { NAME_MAX_LEN = 64 };
-
-/* Edit distance with transpositions, case-insensitive; a large number when a name is too long to be one of ours. */
-static int edit_distance(const char *a, const char *b)
-{
-    int d[3][NAME_MAX_LEN + 1];
-    size_t n = strlen(a), m = strlen(b);
-
-    if (n > NAME_MAX_LEN || m > NAME_MAX_LEN)
-        return 1 << 20;
-    for (size_t k = 0; k <= m; k++)
-        d[0][k] = (int)k;
-    for (size_t i = 1; i <= n; i++) {
-        int *row = d[i % 3], *up = d[(i + 2) % 3], *up2 = d[(i + 1) % 3];
-
-        row[0] = (int)i;
-        for (size_t k = 1; k <= m; k++) {
-            int x = tolower((unsigned char)a[i - 1]), y = tolower((unsigned char)b[k - 1]), best = up[k - 1] + (x != y);
-
-            best = up[k] + 1 < best ? up[k] + 1 : best;
-            best = row[k - 1] + 1 < best ? row[k - 1] + 1 : best;
-            if (i > 1 && k > 1 && x == tolower((unsigned char)b[k - 2]) && y == tolower((unsigned char)a[i - 2]) && up2[k - 2] + 1 < best)
-                best = up2[k - 2] + 1;
-            row[k] = best;
-        }
-    }
-    return d[n % 3][m];
-}
-
-const char *mr_nearest(const char *name, const char *const *names, int n)
-{
-    const char *best = NULL;
-    int best_d = 1 << 20;
-
-    for (int i = 0; i < n; i++) {
-        int d = edit_distance(name, names[i]);
-
-        if (d < best_d)
-            best_d = d, best = names[i];
-    }
-    return best_d <= 1 + (int)strlen(name) / 3 ? best : NULL;
 }

@@ -22,7 +22,8 @@ static int read_arch(const struct mr_json *j, struct mr_model_config *c, struct 
     const char *type = json_string_value(mr_json_at(j->root, "/model_type"));
 
     if (!name && !type)
-        return mr_json_error(j, "/architectures", err, "is missing, and model_type too; \"Qwen3ForCausalLM\" or \"LlamaForCausalLM\" is wanted");
+        return mr_json_error(j, "/architectures", err,
+                             "is missing, and model_type too; \"Qwen3ForCausalLM\" or \"LlamaForCausalLM\" is wanted");
     for (int i = 0; i < 2; i++) {
         if (name && strcmp(name, archs[i].architecture))
             continue;
@@ -31,10 +32,12 @@ static int read_arch(const struct mr_json *j, struct mr_model_config *c, struct 
             return 0;
         }
         if (name)
-            return mr_json_error(j, "/model_type", err, "is \"%.60s\", but architectures says \"%s\": they do not belong together", type, name);
+            return mr_json_error(j, "/model_type", err, "is \"%.60s\", but architectures says \"%s\": they do not belong together", type,
+                                 name);
     }
     return mr_json_error(j, name ? "/architectures" : "/model_type", err,
-                         "is \"%.80s\", which is not implemented; \"Qwen3ForCausalLM\" or \"LlamaForCausalLM\" is wanted", name ? name : type);
+                         "is \"%.80s\", which is not implemented; \"Qwen3ForCausalLM\" or \"LlamaForCausalLM\" is wanted",
+                         name ? name : type);
 }
 
 /* What would change the forward pass and is not implemented. */
@@ -44,10 +47,12 @@ static int refuse_variants(const struct mr_json *j, const struct mr_model_config
     size_t i;
 
     if (mr_cfg_has(j, "/text_config"))
-        return mr_json_error(j, "/text_config", err, "a nested text model is not implemented for this architecture: give the text-only checkpoint");
+        return mr_json_error(j, "/text_config", err,
+                             "a nested text model is not implemented for this architecture: give the text-only checkpoint");
     if (mr_cfg_has(j, "/quantization_config"))
         return mr_json_error(j, "/quantization_config", err, "quantised checkpoints are not implemented: give the bf16, f16 or f32 one");
-    if (mr_cfg_must_be(j, "/attention_bias", 0, err) || mr_cfg_must_be(j, "/mlp_bias", 0, err) || mr_cfg_must_be(j, "/use_sliding_window", 0, err))
+    if (mr_cfg_must_be(j, "/attention_bias", 0, err) || mr_cfg_must_be(j, "/mlp_bias", 0, err) ||
+        mr_cfg_must_be(j, "/use_sliding_window", 0, err))
         return -1;
     if (c->arch == MR_ARCH_LLAMA && mr_cfg_has(j, "/sliding_window"))
         return mr_json_error(j, "/sliding_window", err, "sliding-window attention is not implemented for targets; null is wanted");
@@ -55,10 +60,9 @@ static int refuse_variants(const struct mr_json *j, const struct mr_model_config
         return 0;
     if (!json_is_array(types) || json_array_size(types) != (size_t)c->n_layers)
         return mr_json_error(j, "/layer_types", err, "must have one entry per layer: %d", c->n_layers);
-    json_array_foreach (types, i, v)
-        if (!json_is_string(v) || strcmp(json_string_value(v), "full_attention"))
-            return mr_json_error(j, "/layer_types", err, "entry %zu is %s%.40s, which is not implemented for targets; \"full_attention\" is wanted", i,
-                                 json_is_string(v) ? "" : "no string", json_is_string(v) ? json_string_value(v) : "");
+    json_array_foreach(types, i, v) if (!json_is_string(v) || strcmp(json_string_value(v), "full_attention")) return mr_json_error(
+        j, "/layer_types", err, "entry %zu is %s%.40s, which is not implemented for targets; \"full_attention\" is wanted", i,
+        json_is_string(v) ? "" : "no string", json_is_string(v) ? json_string_value(v) : "");
     return 0;
 }
 
@@ -73,7 +77,8 @@ static int read_heads(const struct mr_json *j, struct mr_model_config *c, struct
     if ((!llama || mr_cfg_has(j, "/num_key_value_heads")) && mr_cfg_int(j, "/num_key_value_heads", 1, 1024, &c->n_kv_heads, err))
         return -1;
     if (c->n_heads % c->n_kv_heads)
-        return mr_json_error(j, "/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d", c->n_kv_heads, c->n_heads);
+        return mr_json_error(j, "/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d", c->n_kv_heads,
+                             c->n_heads);
     if (!llama || mr_cfg_has(j, "/head_dim")) {
         if (mr_cfg_int(j, "/head_dim", 2, 1024, &c->head_dim, err))
             return -1;
@@ -97,9 +102,7 @@ static void read_special(const struct mr_json *j, struct mr_model_config *c)
     c->pad = json_is_integer(pad) ? (int)json_integer_value(pad) : -1;
     if (json_is_integer(eos))
         c->eos[c->n_eos++] = (int)json_integer_value(eos);
-    json_array_foreach (eos, i, v)
-        if (json_is_integer(v) && c->n_eos < 8)
-            c->eos[c->n_eos++] = (int)json_integer_value(v);
+    json_array_foreach(eos, i, v) if (json_is_integer(v) && c->n_eos < 8) c->eos[c->n_eos++] = (int)json_integer_value(v);
 }
 
 static int read_all(const struct mr_json *j, struct mr_model_config *c, struct mr_err *err)
@@ -110,8 +113,8 @@ static int read_all(const struct mr_json *j, struct mr_model_config *c, struct m
         mr_cfg_int(j, "/vocab_size", 2, 1 << 24, &c->vocab_size, err) || mr_cfg_int(j, "/hidden_size", 1, 1 << 17, &c->hidden_size, err) ||
         mr_cfg_int(j, "/intermediate_size", 1, 1 << 20, &c->intermediate_size, err) || read_heads(j, c, err) ||
         mr_cfg_int(j, "/max_position_embeddings", 1, 1 << 28, &c->max_position, err) ||
-        mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) || mr_cfg_silu(j, err) || mr_cfg_bool(j, "/tie_word_embeddings", &c->tied, err) ||
-        mr_cfg_rope(j, c->max_position, &r, err))
+        mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) || mr_cfg_silu(j, err) ||
+        mr_cfg_bool(j, "/tie_word_embeddings", &c->tied, err) || mr_cfg_rope(j, c->max_position, &r, err))
         return -1;
     c->rope_theta = r.theta;
     c->rope_kind = r.kind;
@@ -129,12 +132,25 @@ int mr_model_config_synthetic(struct mr_model_config *c, const char *spec, struc
     int H, L, V, end = 0;
 
     memset(c, 0, sizeof *c);
-    if (sscanf(spec, "synthetic:hidden=%d,layers=%d,vocab=%d%n", &H, &L, &V, &end) != 3 || spec[end] || H < 2 || H % 2 || H > 1 << 17 || L < 2 ||
-        L > 1024 || V < 2 || V > 1 << 24)
-        return mr_err_set(err, MR_EXIT_CONFIG, "/target/checkpoint: \"%s\": the form is synthetic:hidden=H,layers=L,vocab=V with an even H, L >= 2 and "
-                          "V >= 2", spec);
-    *c = (struct mr_model_config){.arch = MR_ARCH_QWEN3, .vocab_size = V, .hidden_size = H, .intermediate_size = H, .n_layers = L, .n_heads = 1,
-                                  .n_kv_heads = 1, .head_dim = H, .max_position = 1 << 28, .rms_eps = 1e-6, .rope_theta = 1e4, .tied = 1, .pad = -1,
+    if (sscanf(spec, "synthetic:hidden=%d,layers=%d,vocab=%d%n", &H, &L, &V, &end) != 3 || spec[end] || H < 2 || H % 2 || H > 1 << 17 ||
+        L < 2 || L > 1024 || V < 2 || V > 1 << 24)
+        return mr_err_set(err, MR_EXIT_CONFIG,
+                          "/target/checkpoint: \"%s\": the form is synthetic:hidden=H,layers=L,vocab=V with an even H, L >= 2 and "
+                          "V >= 2",
+                          spec);
+    *c = (struct mr_model_config){.arch = MR_ARCH_QWEN3,
+                                  .vocab_size = V,
+                                  .hidden_size = H,
+                                  .intermediate_size = H,
+                                  .n_layers = L,
+                                  .n_heads = 1,
+                                  .n_kv_heads = 1,
+                                  .head_dim = H,
+                                  .max_position = 1 << 28,
+                                  .rms_eps = 1e-6,
+                                  .rope_theta = 1e4,
+                                  .tied = 1,
+                                  .pad = -1,
                                   .embedding_rows = V};
     return 0;
 }
@@ -181,8 +197,8 @@ void mr_model_inv_freq(const struct mr_model_config *c, float *out)
 uint64_t mr_model_fingerprint(const struct mr_model_config *c, const struct mr_model_files *f)
 {
     const double d[] = {c->rms_eps, c->rope_theta, c->rope_factor, c->rope_low, c->rope_high, c->rope_orig};
-    const int i[] = {c->arch, c->vocab_size, c->hidden_size, c->intermediate_size, c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim,
-                     c->max_position, c->rope_kind, c->tied, c->embedding_rows};
+    const int i[] = {c->arch,       c->vocab_size, c->hidden_size,  c->intermediate_size, c->n_layers, c->n_heads,
+                     c->n_kv_heads, c->head_dim,   c->max_position, c->rope_kind,         c->tied,     c->embedding_rows};
     uint64_t h = mr_hash(mr_hash(MR_HASH_INIT, d, sizeof d), i, sizeof i), all = 0;
 
     /* a sum over tensors, so that how a checkpoint is cut into shards does not matter */

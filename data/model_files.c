@@ -69,18 +69,19 @@ static int tensors_in(json_t *map, const char *name)
     json_t *v;
     int n = 0;
 
-    json_object_foreach (map, key, v)
-        n += (s = json_string_value(v)) != NULL && !strcmp(s, name);
+    json_object_foreach(map, key, v) n += (s = json_string_value(v)) != NULL && !strcmp(s, name);
     return n;
 }
 
-static int open_named(struct mr_model_files *f, const char *dir, const char *name, const struct mr_json *index, json_t *map, struct mr_err *err)
+static int open_named(struct mr_model_files *f, const char *dir, const char *name, const struct mr_json *index, json_t *map,
+                      struct mr_err *err)
 {
     char path[4096];
     struct stat st;
 
     if (!*name || strchr(name, '/') || !strcmp(name, "..") || !strcmp(name, "."))
-        return mr_json_error(index, "/weight_map", err, "names the file \"%.200s\"; only plain file names beside the index are allowed", name);
+        return mr_json_error(index, "/weight_map", err, "names the file \"%.200s\"; only plain file names beside the index are allowed",
+                             name);
     snprintf(path, sizeof path, "%s/%s", dir, name);
     if (stat(path, &st)) {
         int broken = !lstat(path, &st) && S_ISLNK(st.st_mode);
@@ -98,7 +99,8 @@ static int open_index(struct mr_model_files *f, const char *dir, const struct mr
 
     if (!json_is_object(map) || !json_object_size(map))
         return mr_json_error(index, "/weight_map", err, "must be an object { tensor: file } with at least one entry");
-    json_object_foreach (map, key, v) {
+    json_object_foreach(map, key, v)
+    {
         if (!json_is_string(v))
             return mr_json_error(index, "/weight_map", err, "tensor \"%.200s\": a file name is wanted", key);
         if (shard_by_name(f, dir, json_string_value(v)) < 0 && open_named(f, dir, json_string_value(v), index, map, err))
@@ -115,7 +117,8 @@ static int check_index(const struct mr_model_files *f, const char *dir, const st
     json_t *v, *map = mr_json_at(index->root, "/weight_map");
     double claimed = json_number_value(mr_json_at(index->root, "/metadata/total_size")), bytes = 0;
 
-    json_object_foreach (map, key, v) {
+    json_object_foreach(map, key, v)
+    {
         int home = shard_by_name(f, dir, json_string_value(v));
 
         for (int i = 0; i < f->n_shards; i++) {
@@ -129,8 +132,8 @@ static int check_index(const struct mr_model_files *f, const char *dir, const st
         }
     }
     if (bad.n)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors are not where the index says (files of different revisions?):%s", index->path, bad.n,
-                          bad.text);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors are not where the index says (files of different revisions?):%s",
+                          index->path, bad.n, bad.text);
     if (claimed > 0 && claimed != bytes)
         mr_warn("%s: total_size is %.0f, the tensors have %.0f bytes", index->path, claimed, bytes);
     return 0;
@@ -150,8 +153,10 @@ static int open_files(struct mr_model_files *f, const char *dir, struct mr_err *
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: is a symbolic link to nothing: fetch it again", path);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
     if (stat(path, &st))
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: neither model.safetensors nor model.safetensors.index.json is there (pickled .bin files are "
-                          "not read: convert them)", dir);
+        return mr_err_set(err, MR_EXIT_CONFIG,
+                          "%s: neither model.safetensors nor model.safetensors.index.json is there (pickled .bin files are "
+                          "not read: convert them)",
+                          dir);
     if (mr_json_load(&index, path, err))
         return -1;
     rc = open_index(f, dir, &index, err);
@@ -207,11 +212,16 @@ static void expect_layer(const struct mr_model_files *f, const struct mr_model_c
     const struct {
         const char *name;
         int rows, cols;
-    } part[] = {{"input_layernorm", H, 0},        {"self_attn.q_proj", q, H},
-                {"self_attn.k_proj", kv, H},      {"self_attn.v_proj", kv, H},
-                {"self_attn.o_proj", H, q},       {"post_attention_layernorm", H, 0},
-                {"mlp.gate_proj", c->intermediate_size, H}, {"mlp.up_proj", c->intermediate_size, H},
-                {"mlp.down_proj", H, c->intermediate_size}, {"self_attn.q_norm", c->head_dim, 0},
+    } part[] = {{"input_layernorm", H, 0},
+                {"self_attn.q_proj", q, H},
+                {"self_attn.k_proj", kv, H},
+                {"self_attn.v_proj", kv, H},
+                {"self_attn.o_proj", H, q},
+                {"post_attention_layernorm", H, 0},
+                {"mlp.gate_proj", c->intermediate_size, H},
+                {"mlp.up_proj", c->intermediate_size, H},
+                {"mlp.down_proj", H, c->intermediate_size},
+                {"self_attn.q_norm", c->head_dim, 0},
                 {"self_attn.k_norm", c->head_dim, 0}};
     char name[128];
 
@@ -270,7 +280,7 @@ static int promised(const struct mr_model_config *c, const char *name)
 
     if (!strcmp(name, "model.embed_tokens.weight") || !strcmp(name, "model.norm.weight") || !strcmp(name, "lm_head.weight"))
         return 1;
-    if (strstr(name, "rotary_emb.inv_freq"))            /* old files; computed here */
+    if (strstr(name, "rotary_emb.inv_freq")) /* old files; computed here */
         return 1;
     return sscanf(name, "model.layers.%d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < c->n_layers;
 }
@@ -290,9 +300,10 @@ static void warn_surplus(const struct mr_model_files *f, const struct mr_model_c
 /* A tensor that is in a layer and has no place in the architecture (a bias, a scale) changes the forward pass: refuse. */
 static void refuse_strangers(const struct mr_model_files *f, const struct mr_model_config *c, struct findings *bad)
 {
-    static const char *const parts[] = {"input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
-                                        "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight",
-                                        "mlp.up_proj.weight", "mlp.down_proj.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
+    static const char *const parts[] = {
+        "input_layernorm.weight",  "post_attention_layernorm.weight", "self_attn.q_proj.weight", "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight", "self_attn.o_proj.weight",         "mlp.gate_proj.weight",    "mlp.up_proj.weight",
+        "mlp.down_proj.weight",    "self_attn.q_norm.weight",         "self_attn.k_norm.weight"};
     const int n_parts = c->arch == MR_ARCH_QWEN3 ? 11 : 9;
 
     for (int s = 0; s < f->n_shards; s++) {
@@ -325,7 +336,8 @@ int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, con
         expect_head(f, c, &bad);
     refuse_strangers(f, c, &bad);
     if (bad.n) {
-        mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors do not fit config.json:%s%s", dir, bad.n, bad.text, bad.n > LISTED ? "\n  ..." : "");
+        mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors do not fit config.json:%s%s", dir, bad.n, bad.text,
+                   bad.n > LISTED ? "\n  ..." : "");
         goto fail;
     }
     warn_surplus(f, c, dir);

@@ -20,7 +20,7 @@ enum { U16_TOKENS = 64 << 20 };
 
 struct spool {
     FILE *f;
-    uint64_t n;                      /* elements */
+    uint64_t n; /* elements */
     void *map;
     size_t bytes;
 };
@@ -103,7 +103,7 @@ static int write_out(struct packer *p, const char *out, const char *source, stru
     }
     half = p->ids.map;
     for (uint64_t i = 0; narrow && i < p->ids.n; i++) {
-        int32_t wide;                /* in place: element i of the narrow array never passes element i of the wide one */
+        int32_t wide; /* in place: element i of the narrow array never passes element i of the wide one */
 
         memcpy(&wide, (char *)p->ids.map + 4 * i, 4);
         half[i] = (uint16_t)wide;

@@ -19,7 +19,7 @@ enum { KEY_SHUFFLE = 0x73687566, KEY_ANCHORS = 0x616e6368 };
 struct lane {
     uint32_t *sample;
     uint64_t n;
-    struct mr_plan_entry *entry;     /* first_sample: index into `sample` of this lane */
+    struct mr_plan_entry *entry; /* first_sample: index into `sample` of this lane */
     uint32_t n_entries, next;
 };
 
@@ -117,7 +117,8 @@ static void mix(struct mr_plan *p, struct lane *lane, const struct mr_plan_opts 
     }
 }
 
-static int make(struct mr_plan *p, struct lane *lane, const struct mr_dataset *d, const struct mr_plan_opts *o, unsigned epoch, struct mr_err *err)
+static int make(struct mr_plan *p, struct lane *lane, const struct mr_dataset *d, const struct mr_plan_opts *o, unsigned epoch,
+                struct mr_err *err)
 {
     uint64_t n, total = 0;
     uint32_t *s = shuffled(d, o, epoch, &n);
@@ -188,7 +189,7 @@ void mr_apportion(const uint32_t *left, int n, uint32_t m, uint32_t *out)
         for (int b = 1; b < n; b++)
             if (rest[b] > rest[best])
                 best = b;
-        out[best]++;                 /* rest > 0 here, so out[best] stays at most left[best] */
+        out[best]++; /* rest > 0 here, so out[best] stays at most left[best] */
         rest[best] = 0;
     }
 }

@@ -24,12 +24,28 @@ static const struct {
     enum mr_st_dtype dtype;
     unsigned bits;
 } dtypes[] = {
-    {"F32", MR_ST_F32, 32},       {"BF16", MR_ST_BF16, 16},     {"F16", MR_ST_F16, 16},      {"F64", MR_ST_F64, 64},
-    {"I64", MR_ST_I64, 64},       {"I32", MR_ST_I32, 32},       {"I16", MR_ST_I16, 16},      {"I8", MR_ST_I8, 8},
-    {"U8", MR_ST_U8, 8},          {"U32", MR_ST_U32, 32},       {"U64", MR_ST_U64, 64},      {"U16", MR_ST_U16, 16},
-    {"BOOL", MR_ST_BOOL, 8},      {"F8_E5M2", MR_ST_OTHER, 8},  {"F8_E4M3", MR_ST_OTHER, 8}, {"F8_E8M0", MR_ST_OTHER, 8},
-    {"F8_E4M3FNUZ", MR_ST_OTHER, 8}, {"F8_E5M2FNUZ", MR_ST_OTHER, 8}, {"C64", MR_ST_OTHER, 64}, {"F4", MR_ST_OTHER, 4},
-    {"F6_E2M3", MR_ST_OTHER, 6},  {"F6_E3M2", MR_ST_OTHER, 6},
+    {"F32", MR_ST_F32, 32},
+    {"BF16", MR_ST_BF16, 16},
+    {"F16", MR_ST_F16, 16},
+    {"F64", MR_ST_F64, 64},
+    {"I64", MR_ST_I64, 64},
+    {"I32", MR_ST_I32, 32},
+    {"I16", MR_ST_I16, 16},
+    {"I8", MR_ST_I8, 8},
+    {"U8", MR_ST_U8, 8},
+    {"U32", MR_ST_U32, 32},
+    {"U64", MR_ST_U64, 64},
+    {"U16", MR_ST_U16, 16},
+    {"BOOL", MR_ST_BOOL, 8},
+    {"F8_E5M2", MR_ST_OTHER, 8},
+    {"F8_E4M3", MR_ST_OTHER, 8},
+    {"F8_E8M0", MR_ST_OTHER, 8},
+    {"F8_E4M3FNUZ", MR_ST_OTHER, 8},
+    {"F8_E5M2FNUZ", MR_ST_OTHER, 8},
+    {"C64", MR_ST_OTHER, 64},
+    {"F4", MR_ST_OTHER, 4},
+    {"F6_E2M3", MR_ST_OTHER, 6},
+    {"F6_E3M2", MR_ST_OTHER, 6},
 };
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -119,9 +135,8 @@ static int parse_metadata(struct mr_st *st, json_t *v, struct mr_err *err)
 
     if (!json_is_object(v))
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: \"__metadata__\" must be an object of strings", st->path);
-    json_object_foreach (v, key, s)
-        if (!json_is_string(s))
-            return mr_err_set(err, MR_EXIT_CONFIG, "%s: \"__metadata__\": \"%.100s\" must be a string", st->path, key);
+    json_object_foreach(v, key, s) if (!json_is_string(s)) return mr_err_set(
+        err, MR_EXIT_CONFIG, "%s: \"__metadata__\": \"%.100s\" must be a string", st->path, key);
     st->metadata = json_incref(v);
     return 0;
 }
@@ -174,7 +189,8 @@ static int parse_header(struct mr_st *st, json_t *root, uint64_t data_start, str
     st->t = calloc(json_object_size(root) + 1, sizeof *st->t);
     if (!st->t)
         return mr_err_set(err, MR_EXIT_ENV, "%s: out of memory", st->path);
-    json_object_foreach (root, key, v) {
+    json_object_foreach(root, key, v)
+    {
         if (!strcmp(key, "__metadata__")) {
             if (parse_metadata(st, v, err))
                 return -1;
@@ -196,14 +212,15 @@ static int header_bytes(const struct mr_st *st, uint64_t *n, struct mr_err *err)
     *n = 0;
     for (int i = 7; i >= 0; i--)
         *n = *n << 8 | st->map[i];
-    if (*n > st->file_bytes - 8 && kind)                 /* only then: a good length may look like another format's magic */
+    if (*n > st->file_bytes - 8 && kind) /* only then: a good length may look like another format's magic */
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: this is %s", st->path, kind);
     if (*n > HEADER_MAX)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: the header claims %llu bytes, allowed are %d: no safetensors file", st->path,
                           (unsigned long long)*n, HEADER_MAX);
     if (*n > st->file_bytes - 8)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the header claims %llu bytes, the file has %llu after its first 8: was the download cut?",
-                          st->path, (unsigned long long)*n, (unsigned long long)(st->file_bytes - 8));
+        return mr_err_set(err, MR_EXIT_CONFIG,
+                          "%s: the header claims %llu bytes, the file has %llu after its first 8: was the download cut?", st->path,
+                          (unsigned long long)*n, (unsigned long long)(st->file_bytes - 8));
     return 0;
 }
 
@@ -232,7 +249,7 @@ int mr_st_open(struct mr_st *st, const char *path, struct mr_err *err)
 {
     json_error_t e;
     json_t *root = NULL;
-    uint64_t n;
+    uint64_t n = 0;
     int rc = -1;
 
     memset(st, 0, sizeof *st);
@@ -282,7 +299,7 @@ uint16_t mr_bf16(float x)
     uint32_t u;
 
     memcpy(&u, &x, 4);
-    if ((u & 0x7fffffffu) > 0x7f800000u)                 /* NaN: keep it one, quiet */
+    if ((u & 0x7fffffffu) > 0x7f800000u) /* NaN: keep it one, quiet */
         return (uint16_t)(u >> 16 | 0x40u);
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
@@ -333,6 +350,7 @@ int mr_st_to_f32(const struct mr_st *st, const struct mr_st_tensor *t, float *ds
             memcpy(&d, p + 8 * i, 8), dst[i] = (float)d;
         return 0;
     default:
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor \"%s\" is %s; F32, BF16, F16 or F64 is wanted", st->path, t->name, t->dtype_name);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor \"%s\" is %s; F32, BF16, F16 or F64 is wanted", st->path, t->name,
+                          t->dtype_name);
     }
 }

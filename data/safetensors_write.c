@@ -26,15 +26,15 @@ struct mr_st_out {
     struct out_tensor *t;
     int n, room;
     json_t *meta;
-    int failed;                  /* an add found no memory: write refuses */
+    int failed; /* an add found no memory: write refuses */
 };
 
 static const struct {
     const char *name;
     unsigned bytes;
 } out_dtype[MR_ST_OTHER] = {
-    [MR_ST_F32] = {"F32", 4}, [MR_ST_BF16] = {"BF16", 2}, [MR_ST_F16] = {"F16", 2}, [MR_ST_F64] = {"F64", 8}, [MR_ST_I64] = {"I64", 8},
-    [MR_ST_I32] = {"I32", 4}, [MR_ST_I16] = {"I16", 2},   [MR_ST_I8] = {"I8", 1},   [MR_ST_U8] = {"U8", 1},   [MR_ST_U32] = {"U32", 4},
+    [MR_ST_F32] = {"F32", 4}, [MR_ST_BF16] = {"BF16", 2}, [MR_ST_F16] = {"F16", 2},   [MR_ST_F64] = {"F64", 8}, [MR_ST_I64] = {"I64", 8},
+    [MR_ST_I32] = {"I32", 4}, [MR_ST_I16] = {"I16", 2},   [MR_ST_I8] = {"I8", 1},     [MR_ST_U8] = {"U8", 1},   [MR_ST_U32] = {"U32", 4},
     [MR_ST_U64] = {"U64", 8}, [MR_ST_U16] = {"U16", 2},   [MR_ST_BOOL] = {"BOOL", 1},
 };
 
@@ -103,8 +103,9 @@ static char *header_text(const struct mr_st_out *o, size_t *bytes)
 
         for (int k = 0; k < t->n_dims; k++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
-        json_object_set_new(root, t->name, json_pack("{s:s, s:o, s:[I,I]}", "dtype", out_dtype[t->dtype].name, "shape", shape, "data_offsets",
-                                                     (json_int_t)at, (json_int_t)(at + t->bytes)));
+        json_object_set_new(root, t->name,
+                            json_pack("{s:s, s:o, s:[I,I]}", "dtype", out_dtype[t->dtype].name, "shape", shape, "data_offsets",
+                                      (json_int_t)at, (json_int_t)(at + t->bytes)));
         at += t->bytes;
     }
     text = json_dumps(root, JSON_COMPACT);
@@ -163,7 +164,7 @@ static int sync_dir(const char *path)
         return -errno;
     rc = fsync(fd) ? -errno : 0;
     close(fd);
-    return rc == -EINVAL ? 0 : rc;               /* file systems that cannot sync a directory order the rename themselves */
+    return rc == -EINVAL ? 0 : rc; /* file systems that cannot sync a directory order the rename themselves */
 }
 
 int mr_st_out_write(struct mr_st_out *o, const char *path, struct mr_err *err)

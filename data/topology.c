@@ -59,8 +59,13 @@ static int add_actor(struct mr_topology *t, const struct mr_actor_entry *e, unsi
         return mr_json_error(&t->src, "/actors", err, "more than %d actors", MR_MAX_ACTORS);
     if (d < 0)
         return mr_json_error(&t->src, "/actors", err, "more than %d devices", MR_TOPO_DEVICES);
-    *a = (struct mr_topo_actor){.kind = (enum mr_kind)e->kind, .index = index, .device_index = (unsigned)d, .threads = e->threads,
-                                .us_per_token = e->us_per_token, .us_per_item = e->us_per_item, .jitter = e->jitter};
+    *a = (struct mr_topo_actor){.kind = (enum mr_kind)e->kind,
+                                .index = index,
+                                .device_index = (unsigned)d,
+                                .threads = e->threads,
+                                .us_per_token = e->us_per_token,
+                                .us_per_item = e->us_per_item,
+                                .jitter = e->jitter};
     a->engine = e->engine ? MR_ENGINE_SYNTHETIC : !strcmp(e->device, "cpu") ? MR_ENGINE_CPU : MR_ENGINE_CUDA;
     strcpy(a->device, e->device);
     t->n_actors++;
@@ -118,7 +123,8 @@ static int parse_actors(struct mr_topology *t, struct mr_err *err)
         rc = add_kind(t, entry, n, MR_FEEDER, &feeders, err) || add_kind(t, entry, n, MR_TARGET, &t->n_targets, err) ||
                      add_kind(t, entry, n, MR_DRAFTER, &t->n_drafters, err) || add_kind(t, entry, n, MR_KEEPER, &t->n_keepers, err) ||
                      add_keepers(t, err)
-                 ? -1 : 0;
+                 ? -1
+                 : 0;
     free(entry);
     return rc;
 }
@@ -188,7 +194,10 @@ int mr_topology_load(struct mr_topology *t, const char *path, const char *const 
     return -1;
 }
 
-void mr_topology_free(struct mr_topology *t) { mr_json_free(&t->src); }
+void mr_topology_free(struct mr_topology *t)
+{
+    mr_json_free(&t->src);
+}
 
 int mr_topology_save(const struct mr_topology *t, const char *path, struct mr_err *err)
 {
@@ -198,8 +207,13 @@ int mr_topology_save(const struct mr_topology *t, const char *path, struct mr_er
     mr_keys_write(root, t, 0);
     for (int i = 0; i < t->n_actors; i++) {
         const struct mr_topo_actor *a = &t->actor[i];
-        struct mr_actor_entry e = {.kind = (int)a->kind, .engine = a->engine == MR_ENGINE_SYNTHETIC, .count = 1, .threads = a->threads,
-                                   .us_per_token = a->us_per_token, .us_per_item = a->us_per_item, .jitter = a->jitter};
+        struct mr_actor_entry e = {.kind = (int)a->kind,
+                                   .engine = a->engine == MR_ENGINE_SYNTHETIC,
+                                   .count = 1,
+                                   .threads = a->threads,
+                                   .us_per_token = a->us_per_token,
+                                   .us_per_item = a->us_per_item,
+                                   .jitter = a->jitter};
         json_t *one = json_object();
 
         strcpy(e.device, a->device);

@@ -1,128 +1,20 @@
-/* The table of topology keys and what it drives: see topology_keys.h. */
+/* What the table of topology keys drives: names, values, output.  See topology_keys.h. */
 #include "data/topology_keys.h"
 
 #include <limits.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define T(member) offsetof(struct mr_topology, member)
-#define A(member) offsetof(struct mr_actor_entry, member)
-#define INT_KEY(p, at, lo, hi) .ptr = p, .type = MR_KEY_INT, .offset = at, .min = lo, .max = hi
-#define REAL_KEY(p, at, lo, hi) .ptr = p, .type = MR_KEY_REAL, .offset = at, .min = lo, .max = hi
-#define PATH_KEY(p, at) .ptr = p, .type = MR_KEY_PATH, .offset = at, .size = MR_PATH
-#define ENUM_KEY(p, at, v) .ptr = p, .type = MR_KEY_ENUM, .offset = at, .values = v
-
-const struct mr_key mr_keys[] = {
-    {.ptr = "/run/name", .type = MR_KEY_STRING, .offset = T(run.name), .size = MR_NAME_MAX, .required = 1, .alias = "run_name|id",
-     .doc = "Name of the run: letters, digits, '.', '_', '-'; part of the names in /dev/shm."},
-    {PATH_KEY("/run/dir", T(run.dir)), .alias = "output|output_dir|out", .doc = "Run directory. Default: runs/NAME."},
-    {.ptr = "/run/seed", .type = MR_KEY_U64, .offset = T(run.seed), .min = 0, .max = 9223372036854775807.0, .dflt = "1", .alias = "random_seed",
-     .doc = "Seed of shuffle, anchors and initialisation."},
-
-    {PATH_KEY("/target/checkpoint", T(target.checkpoint)), .required = 1, .alias = "model|path|dir",
-     .doc = "Directory of the target: config.json and safetensors. \"synthetic:hidden=H,layers=L,vocab=V\" when all targets and drafters are synthetic."},
-    {.ptr = "/target/layers", .type = MR_KEY_INTS, .offset = T(target.layers), .size = MR_TOPO_LAYERS, .offset_n = T(target.n_layers),
-     .min = 0, .max = 1022, .required = 1, .alias = "target_layer_ids|layer_ids",
-     .doc = "Target layers (0-based, ascending) whose outputs the drafter reads; the last layer is not allowed."},
-
-    {INT_KEY("/drafter/layers", T(drafter.layers), 1, MR_TOPO_LAYERS), .required = 1, .alias = "num_hidden_layers|n_layers", .doc = "Layers of the drafter."},
-    {INT_KEY("/drafter/block_size", T(drafter.block_size), 2, 256), .required = 1, .alias = "block", .doc = "Tokens of a block, the anchor included."},
-    {INT_KEY("/drafter/mask_token_id", T(drafter.mask_token_id), 0, 1 << 24), .required = 1, .alias = "mask_id|mask_token",
-     .doc = "Token id of the slots to be predicted; serving must use the same one."},
-    {INT_KEY("/drafter/anchors", T(drafter.anchors), 1, 65536), .dflt = "512", .alias = "num_anchors|max_anchors",
-     .doc = "Blocks drawn per sample and epoch, at most."},
-    {INT_KEY("/drafter/hidden_size", T(drafter.hidden_size), 0, 1 << 17), .dflt = "0", .doc = "0 = the target's; must equal it."},
-    {INT_KEY("/drafter/intermediate_size", T(drafter.intermediate_size), 0, 1 << 20), .dflt = "0", .doc = "Width of the MLP; 0 = the target's."},
-    {INT_KEY("/drafter/num_attention_heads", T(drafter.num_attention_heads), 0, 1024), .dflt = "0", .alias = "heads|n_heads",
-     .doc = "Query heads; 0 = the target's."},
-    {INT_KEY("/drafter/num_key_value_heads", T(drafter.num_key_value_heads), 0, 1024), .dflt = "0", .alias = "kv_heads|n_kv_heads",
-     .doc = "Key/value heads; must divide the query heads; 0 = the target's."},
-    {INT_KEY("/drafter/head_dim", T(drafter.head_dim), 0, 1024), .dflt = "0", .doc = "Width of a head, even; 0 = the target's."},
-    {REAL_KEY("/drafter/rope_theta", T(drafter.rope_theta), 0, 1e12), .dflt = "0", .doc = "Base of the rotary embedding; 0 = the target's. The target's scaling is not inherited."},
-    {REAL_KEY("/drafter/rms_norm_eps", T(drafter.rms_norm_eps), 0, 0.1), .dflt = "0", .doc = "Epsilon of the norms; 0 = the target's."},
-    {INT_KEY("/drafter/max_position_embeddings", T(drafter.max_position_embeddings), 0, 1 << 28), .dflt = "0",
-     .doc = "Written into the drafter's config; 0 = the target's."},
-    {INT_KEY("/drafter/sliding_window", T(drafter.sliding_window), 0, 1 << 28), .dflt = "0", .doc = "Window of the sliding layers in tokens; at least block_size; 0 = none."},
-    {INT_KEY("/drafter/sliding_layers", T(drafter.n_sliding), 0, MR_TOPO_LAYERS), .dflt = "0", .doc = "The first so many layers use the window."},
-    {ENUM_KEY("/drafter/causal", T(drafter.causal), "by_layer|never|always"), .first = -1, .dflt = "\"by_layer\"", .alias = "is_causal",
-     .doc = "Attention inside a block: by_layer = causal in sliding layers, both ways in full ones."},
-    {ENUM_KEY("/drafter/window_origin", T(drafter.window_origin), "query|anchor"), .dflt = "\"query\"",
-     .doc = "Where the window is measured from."},
-    {PATH_KEY("/drafter/init", T(drafter.init)), .dflt = "\"normal\"", .alias = "checkpoint|init_from",
-     .doc = "\"normal\" = N(0, init_std), or \"checkpoint:DIR\" = a drafter to start from."},
-    {REAL_KEY("/drafter/init_std", T(drafter.init_std), 0, 1), .above = 1, .dflt = "0.02", .alias = "initializer_range",
-     .doc = "Standard deviation of \"normal\"."},
-
-    {PATH_KEY("/data/train", T(data.train)), .required = 1, .alias = "path|file|dataset",
-     .doc = "Training rows: .safetensors (millrace pack), .jsonl, or \"synthetic:N?min=A&max=B&seed=S\"."},
-    {INT_KEY("/data/max_tokens", T(data.max_tokens), 2, 1 << 24), .dflt = "3072", .alias = "max_length|max_len|seq_len|max_seq_len",
-     .doc = "Longest sample in tokens; on_overlong says what happens to longer ones."},
-    {INT_KEY("/data/min_tokens", T(data.min_tokens), 2, 1 << 24), .dflt = "2", .alias = "min_length", .doc = "Shorter samples are dropped and counted."},
-    {.ptr = "/data/buckets", .type = MR_KEY_INTS, .offset = T(data.buckets), .size = MR_MAX_BUCKETS, .offset_n = T(data.n_buckets), .min = 2,
-     .max = 1 << 24, .doc = "Upper bounds of the length buckets in tokens, ascending, the last at least max_tokens. Default: [max_tokens]."},
-    {INT_KEY("/data/token_budget", T(data.token_budget), 2, 1 << 24), .alias = "batch_tokens|max_batch_tokens|batch_size",
-     .doc = "Most tokens of a microbatch; at least max_tokens. Default: max_tokens."},
-    {ENUM_KEY("/data/on_bad_record", T(data.skip_bad), "stop|skip"), .dflt = "\"stop\"", .alias = "skip_bad",
-     .doc = "stop = report the first 10 bad records and refuse; skip = count them."},
-    {ENUM_KEY("/data/on_overlong", T(data.truncate), "drop|truncate"), .dflt = "\"drop\"", .alias = "truncate",
-     .doc = "What happens to samples above max_tokens."},
-
-    {INT_KEY("/train/epochs", T(train.epochs), 1, 1 << 20), .dflt = "1", .alias = "num_epochs", .doc = "Passes over the data."},
-    {INT_KEY("/train/grad_accum", T(train.grad_accum), 1, MR_MAX_PLACES), .dflt = "1", .alias = "gradient_accumulation_steps|accum",
-     .doc = "Microbatches per drafter and step: a step has grad_accum x drafters."},
-    {INT_KEY("/train/max_steps", T(train.max_steps), 0, MR_STEP_MAX), .dflt = "0", .alias = "steps", .doc = "Stop after so many steps; 0 = all of the epochs."},
-    {REAL_KEY("/train/lr", T(train.lr), 0, 10), .above = 1, .required = 1, .alias = "learning_rate", .doc = "Peak learning rate."},
-    {REAL_KEY("/train/warmup_ratio", T(train.warmup_ratio), 0, 1), .dflt = "0.04", .alias = "warmup|warmup_steps", .doc = "Share of all steps with a rising rate."},
-    {REAL_KEY("/train/clip", T(train.clip), 0, 1e9), .above = 1, .dflt = "1.0", .alias = "max_grad_norm|grad_clip", .doc = "Largest gradient norm."},
-    {REAL_KEY("/train/loss_decay", T(train.loss_decay), 0, 1e6), .alias = "gamma|decay",
-     .doc = "Slot k weighs exp(-(k-1)/loss_decay); 0 = no decay. Default by block_size: up to 8: 4, up to 12: 5, else 7."},
-    {REAL_KEY("/train/weight_decay", T(train.weight_decay), 0, 1), .dflt = "0.0", .alias = "wd", .doc = "AdamW weight decay."},
-    {REAL_KEY("/train/beta1", T(train.beta1), 0, 0.99999), .dflt = "0.9", .doc = "AdamW beta 1."},
-    {REAL_KEY("/train/beta2", T(train.beta2), 0, 0.999999), .dflt = "0.999", .doc = "AdamW beta 2."},
-    {REAL_KEY("/train/eps", T(train.eps), 0, 1), .above = 1, .dflt = "1e-8", .alias = "adam_eps", .doc = "AdamW epsilon."},
-    {ENUM_KEY("/train/loss", T(train.loss), "ce|dpace"), .dflt = "\"ce\"", .alias = "loss_type", .doc = "ce = cross entropy with decay; dpace = D-PACE weights."},
-    {ENUM_KEY("/train/schedule", T(train.constant_lr), "cosine|constant"), .dflt = "\"cosine\"", .alias = "lr_scheduler|scheduler",
-     .doc = "Rate after the warm-up."},
-    {INT_KEY("/train/checkpoint_every_steps", T(train.checkpoint_every_steps), 0, MR_STEP_MAX), .dflt = "1000", .alias = "save_steps|checkpoint_every",
-     .doc = "Steps between checkpoints; 0 = only the final one."},
-    {INT_KEY("/train/keep_checkpoints", T(train.keep_checkpoints), 1, 1 << 20), .dflt = "3", .alias = "keep|save_total_limit", .doc = "Newest checkpoints kept."},
-    {.ptr = "/train/deterministic", .type = MR_KEY_BOOL, .offset = T(train.deterministic), .dflt = "false",
-     .doc = "true = item k of a step goes to drafter k mod D: the same weights bit for bit, whatever dies."},
-
-    {INT_KEY("/queue/slabs_per_device", T(queue.slabs_per_device), 1, MR_MAX_ITEMS), .alias = "slabs|slots|depth",
-     .doc = "Places for hidden states per device that targets write to; all together at least grad_accum x drafters. Default: 2 x that."},
-
-    {INT_KEY("/restart/max", T(restart.max), 0, 1 << 20), .dflt = "5", .alias = "max_restarts|retries",
-     .doc = "Deaths of a slot without a finished microbatch, within window_s, before the run fails."},
-    {REAL_KEY("/restart/window_s", T(restart.window_s), 0, 1e6), .above = 1, .dflt = "60", .alias = "window", .doc = "Window of the restart budget in seconds."},
-    {REAL_KEY("/restart/backoff_ms", T(restart.backoff_ms), 0, 1e6), .dflt = "50", .alias = "backoff", .doc = "First delay before a restart in milliseconds; doubles."},
-    {REAL_KEY("/restart/hang_s", T(restart.hang_s), 0, 1e6), .above = 1, .dflt = "120", .alias = "hang|timeout|timeout_s",
-     .doc = "An actor without progress for so many seconds is killed and restarted."},
-
-    {.ptr = "/metrics/listen", .type = MR_KEY_STRING, .offset = T(metrics.listen), .size = 64, .dflt = "\"\"", .alias = "port|address",
-     .doc = "HOST:PORT of the Prometheus endpoint; \"\" = off."},
-
-    {ENUM_KEY("/actors/N/kind", A(kind), "feeder|target|drafter|keeper"), .required = 1, .alias = "type|role",
-     .doc = "feeder, target or drafter; keepers of GPUs are added by themselves."},
-    {.ptr = "/actors/N/device", .type = MR_KEY_STRING, .offset = A(device), .size = 40, .dflt = "\"cpu\"", .alias = "gpu|cuda",
-     .doc = "\"cpu\", \"cuda:N\" or \"GPU-uuid\"."},
-    {INT_KEY("/actors/N/count", A(count), 1, MR_MAX_ACTORS), .dflt = "1", .alias = "num|n|replicas", .doc = "So many actors of this entry."},
-    {ENUM_KEY("/actors/N/engine", A(engine), "model|synthetic"), .dflt = "\"model\"", .doc = "synthetic = sleeps instead of computing."},
-    {INT_KEY("/actors/N/threads", A(threads), 1, 1024), .dflt = "1", .doc = "Threads of a cpu actor."},
-    {REAL_KEY("/actors/N/us_per_token", A(us_per_token), 0, 1e9), .dflt = "0", .doc = "synthetic: microseconds per token."},
-    {REAL_KEY("/actors/N/us_per_item", A(us_per_item), 0, 1e9), .dflt = "0", .doc = "synthetic: microseconds per microbatch."},
-    {REAL_KEY("/actors/N/jitter", A(jitter), 0, 1), .dflt = "0", .doc = "synthetic: times vary by 1 +- jitter."},
-};
-const int mr_n_keys = sizeof mr_keys / sizeof *mr_keys;
 
 enum { LIST = 128 };
 
 /* ---- names ---------------------------------------------------------------------------------------------------------------- */
 
-static const char *last_name(const char *ptr) { return strrchr(ptr, '/') + 1; }
+static const char *last_name(const char *ptr)
+{
+    return strrchr(ptr, '/') + 1;
+}
 
 static int in_section(const struct mr_key *k, const char *section)
 {
@@ -201,10 +93,13 @@ static int unknown(const struct mr_json *j, const char *section, const char *whe
     if ((k = by_alias(name, section)) != NULL)
         return mr_json_error(j, ptr, err, "unknown key; the key for this is \"%s\"", last_name(k->ptr));
     if ((k = elsewhere(name)) != NULL && !in_section(k, section))
-        return mr_json_error(j, ptr, err, "unknown key here; it belongs one place over: %s", k->ptr);
+        return mr_json_error(j, ptr, err, "unknown key here; \"%s\" belongs in %.*s", last_name(k->ptr),
+                             (int)(strrchr(k->ptr, '/') - k->ptr), k->ptr);
     if ((near = mr_nearest(name, names, n)) != NULL)
         return mr_json_error(j, ptr, err, "unknown key; did you mean \"%s\"?", near);
-    if ((k = near_alias(name, section)) != NULL || (k = by_alias(name, NULL)) != NULL)
+    if ((k = near_alias(name, section)) != NULL)
+        return mr_json_error(j, ptr, err, "unknown key; did you mean \"%s\"?", last_name(k->ptr));
+    if ((k = by_alias(name, NULL)) != NULL)
         return mr_json_error(j, ptr, err, "unknown key; did you mean %s?", k->ptr);
     for (int i = 0; i < n; i++)
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", names[i]);
@@ -219,7 +114,8 @@ static int check_object(const struct mr_json *j, json_t *v, const char *section,
 
     if (!json_is_object(v))
         return mr_json_error(j, where, err, "must be an object { ... }");
-    json_object_foreach (v, key, child) {
+    json_object_foreach(v, key, child)
+    {
         for (i = 0; i < n && strcmp(names[i], key); i++)
             ;
         if (i == n)
@@ -236,7 +132,8 @@ static int check_actors(const struct mr_json *j, json_t *v, struct mr_err *err)
 
     if (!json_is_array(v))
         return mr_json_error(j, "/actors", err, "must be an array [ {...}, ... ]");
-    json_array_foreach (v, i, one) {
+    json_array_foreach(v, i, one)
+    {
         snprintf(where, sizeof where, "/actors/%zu", i);
         if (check_object(j, one, "/actors/N", where, err))
             return -1;
@@ -252,7 +149,8 @@ int mr_keys_check_names(const struct mr_json *j, struct mr_err *err)
 
     if (check_object(j, j->root, "", "", err))
         return -1;
-    json_object_foreach (j->root, key, v) {
+    json_object_foreach(j->root, key, v)
+    {
         snprintf(section, sizeof section, "/%s", key);
         if (!strcmp(key, "actors") ? check_actors(j, v, err) : check_object(j, v, section, section, err))
             return -1;
@@ -349,7 +247,9 @@ static int string(const struct mr_json *j, const char *ptr, const json_t *v, con
         strcpy(out, s);
         return 0;
     }
-    return mr_path_absolute(s, out, k->size) ? mr_json_error(j, ptr, err, "is too long as an absolute path; %u bytes are allowed", k->size - 1) : 0;
+    return mr_path_absolute(s, out, k->size)
+               ? mr_json_error(j, ptr, err, "is too long as an absolute path; %u bytes are allowed", k->size - 1)
+               : 0;
 }
 
 static int integers(const struct mr_json *j, const char *ptr, json_t *v, const struct mr_key *k, int *out, int *n, struct mr_err *err)
@@ -407,7 +307,7 @@ static int parse_default(const struct mr_json *j, const char *ptr, const struct 
     int rc;
 
     if (!k->dflt)
-        return 0;                                /* computed by the caller */
+        return 0; /* computed by the caller */
     v = json_loads(k->dflt, JSON_DECODE_ANY, NULL);
     rc = parse_value(j, ptr, v, k, base, err);
     json_decref(v);

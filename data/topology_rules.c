@@ -15,8 +15,10 @@ static int name_rule(const struct mr_topology *t, struct mr_err *err)
     size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 
     if (s[n] || !isalnum((unsigned char)s[0]))
-        return mr_json_error(&t->src, "/run/name", err, "is \"%s\"; a letter or digit, then letters, digits, '.', '_' and '-' are wanted: the name "
-                             "is part of file names", s);
+        return mr_json_error(&t->src, "/run/name", err,
+                             "is \"%s\"; a letter or digit, then letters, digits, '.', '_' and '-' are wanted: the name "
+                             "is part of file names",
+                             s);
     return 0;
 }
 
@@ -43,11 +45,12 @@ static int data_rules(const struct mr_topology *t, struct mr_err *err)
         return mr_json_error(&t->src, "/data/min_tokens", err, "is %d, above max_tokens = %d: no sample can be used", t->data.min_tokens,
                              t->data.max_tokens);
     if (last < t->data.max_tokens)
-        return mr_json_error(&t->src, "/data/buckets", err, "ends at %d, but max_tokens is %d: samples of %d..%d tokens have no bucket", last,
-                             t->data.max_tokens, last + 1, t->data.max_tokens);
+        return mr_json_error(&t->src, "/data/buckets", err, "ends at %d, but max_tokens is %d: samples of %d..%d tokens have no bucket",
+                             last, t->data.max_tokens, last + 1, t->data.max_tokens);
     if (t->data.token_budget < t->data.max_tokens)
-        return mr_json_error(&t->src, "/data/token_budget", err, "is %d, but one sample may have max_tokens = %d: a microbatch must hold it",
-                             t->data.token_budget, t->data.max_tokens);
+        return mr_json_error(&t->src, "/data/token_budget", err,
+                             "is %d, but one sample may have max_tokens = %d: a microbatch must hold it", t->data.token_budget,
+                             t->data.max_tokens);
     return 0;
 }
 
@@ -56,16 +59,20 @@ static int drafter_rules(const struct mr_topology *t, struct mr_err *err)
     const int heads = t->drafter.num_attention_heads, kv = t->drafter.num_key_value_heads;
 
     if (heads && kv && heads % kv)
-        return mr_json_error(&t->src, "/drafter/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d", kv, heads);
+        return mr_json_error(&t->src, "/drafter/num_key_value_heads", err, "is %d, which does not divide num_attention_heads = %d", kv,
+                             heads);
     if (t->drafter.head_dim % 2)
         return mr_json_error(&t->src, "/drafter/head_dim", err, "is %d; an even number is wanted", t->drafter.head_dim);
     if (t->drafter.n_sliding > t->drafter.layers)
-        return mr_json_error(&t->src, "/drafter/sliding_layers", err, "is %d, but there are %d layers", t->drafter.n_sliding, t->drafter.layers);
+        return mr_json_error(&t->src, "/drafter/sliding_layers", err, "is %d, but there are %d layers", t->drafter.n_sliding,
+                             t->drafter.layers);
     if (t->drafter.n_sliding && !t->drafter.sliding_window)
-        return mr_json_error(&t->src, "/drafter/sliding_layers", err, "is %d, but sliding_window is 0: set the window", t->drafter.n_sliding);
+        return mr_json_error(&t->src, "/drafter/sliding_layers", err, "is %d, but sliding_window is 0: set the window",
+                             t->drafter.n_sliding);
     if (t->drafter.sliding_window && t->drafter.sliding_window < t->drafter.block_size)
-        return mr_json_error(&t->src, "/drafter/sliding_window", err, "is %d, shorter than a block of %d: the last slots would see no context",
-                             t->drafter.sliding_window, t->drafter.block_size);
+        return mr_json_error(&t->src, "/drafter/sliding_window", err,
+                             "is %d, shorter than a block of %d: the last slots would see no context", t->drafter.sliding_window,
+                             t->drafter.block_size);
     if (strcmp(t->drafter.init, "normal") && strncmp(t->drafter.init, "checkpoint:/", 12))
         return mr_json_error(&t->src, "/drafter/init", err, "is \"%s\"; \"normal\" or \"checkpoint:DIR\" is wanted", t->drafter.init);
     return 0;
@@ -81,12 +88,14 @@ static int count_rules(const struct mr_topology *t, struct mr_err *err)
     if (feeders != 1)
         return mr_json_error(&t->src, "/actors", err, "has %d feeders; exactly one is wanted: {\"kind\": \"feeder\"}", feeders);
     if (!t->n_targets || !t->n_drafters)
-        return mr_json_error(&t->src, "/actors", err, "has %d targets and %d drafters; at least one of each is wanted", t->n_targets, t->n_drafters);
+        return mr_json_error(&t->src, "/actors", err, "has %d targets and %d drafters; at least one of each is wanted", t->n_targets,
+                             t->n_drafters);
     if (t->n_drafters > MR_MAX_DRAFTERS)
         return mr_json_error(&t->src, "/actors", err, "has %d drafters; at most %d are allowed", t->n_drafters, MR_MAX_DRAFTERS);
     if (M > MR_MAX_PLACES)
-        return mr_json_error(&t->src, "/train/grad_accum", err, "a step would have %d microbatches: grad_accum %d x %d drafters; at most %d are allowed",
-                             M, t->train.grad_accum, t->n_drafters, MR_MAX_PLACES);
+        return mr_json_error(&t->src, "/train/grad_accum", err,
+                             "a step would have %d microbatches: grad_accum %d x %d drafters; at most %d are allowed", M,
+                             t->train.grad_accum, t->n_drafters, MR_MAX_PLACES);
     for (int i = 0; i < t->n_actors; i++)
         for (int k = 0; k < i; k++)
             if (t->actor[i].kind == MR_KEEPER && t->actor[k].kind == MR_KEEPER && t->actor[i].device_index == t->actor[k].device_index)
@@ -104,12 +113,13 @@ static int slab_rules(const struct mr_topology *t, struct mr_err *err)
         if (mr_topo_slabs_on(t, d) && n++ < 6)
             snprintf(on + strlen(on), sizeof on - strlen(on), "%s%s", n > 1 ? ", " : "", t->device[d]);
     if (slabs < M)
-        return mr_json_error(&t->src, "/queue/slabs_per_device", err, "a step needs >= %d slabs: grad_accum %d x %d drafters; has %d = "
-                             "slabs_per_device %d x %d device%s that targets write to (%s)", M, t->train.grad_accum, t->n_drafters, slabs, per, n,
-                             n > 1 ? "s" : "", on);
+        return mr_json_error(&t->src, "/queue/slabs_per_device", err,
+                             "a step needs >= %d slabs: grad_accum %d x %d drafters; has %d = "
+                             "slabs_per_device %d x %d device%s that targets write to (%s)",
+                             M, t->train.grad_accum, t->n_drafters, slabs, per, n, n > 1 ? "s" : "", on);
     if (slabs + t->n_targets > MR_MAX_ITEMS)
-        return mr_json_error(&t->src, "/queue/slabs_per_device", err, "%d slabs + %d targets = %d items; at most %d are allowed", slabs, t->n_targets,
-                             slabs + t->n_targets, MR_MAX_ITEMS);
+        return mr_json_error(&t->src, "/queue/slabs_per_device", err, "%d slabs + %d targets = %d items; at most %d are allowed", slabs,
+                             t->n_targets, slabs + t->n_targets, MR_MAX_ITEMS);
     return 0;
 }
 
@@ -124,12 +134,15 @@ static int engine_rules(const struct mr_topology *t, struct mr_err *err)
     }
     all = targets == t->n_targets && drafters == t->n_drafters;
     if (!all && targets + drafters > 0)
-        return mr_json_error(&t->src, "/actors", err, "%d of %d targets and %d of %d drafters are synthetic; all or none is wanted: the hidden states "
-                             "of a synthetic target mean nothing", targets, t->n_targets, drafters, t->n_drafters);
+        return mr_json_error(&t->src, "/actors", err,
+                             "%d of %d targets and %d of %d drafters are synthetic; all or none is wanted: the hidden states "
+                             "of a synthetic target mean nothing",
+                             targets, t->n_targets, drafters, t->n_drafters);
     if (all != synthetic_model)
-        return mr_json_error(&t->src, "/target/checkpoint", err, all ? "all actors are synthetic, so \"synthetic:hidden=H,layers=L,vocab=V\" is wanted"
-                                                                     : "is synthetic, but the actors are not: set \"engine\": \"synthetic\" for them, or "
-                                                                       "give a checkpoint directory");
+        return mr_json_error(&t->src, "/target/checkpoint", err,
+                             all ? "all actors are synthetic, so \"synthetic:hidden=H,layers=L,vocab=V\" is wanted"
+                                 : "is synthetic, but the actors are not: set \"engine\": \"synthetic\" for them, or "
+                                   "give a checkpoint directory");
     return 0;
 }
 
@@ -142,12 +155,14 @@ static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 
     if (!*t->metrics.listen || (colon > t->metrics.listen && end != colon + 1 && !*end && port >= 0 && port <= 65535))
         return 0;
-    return mr_json_error(&t->src, "/metrics/listen", err, "is \"%s\"; HOST:PORT with a port 0..65535 is wanted, or \"\" for off", t->metrics.listen);
+    return mr_json_error(&t->src, "/metrics/listen", err, "is \"%s\"; HOST:PORT with a port 0..65535 is wanted, or \"\" for off",
+                         t->metrics.listen);
 }
 
 int mr_topology_rules(const struct mr_topology *t, struct mr_err *err)
 {
-    return name_rule(t, err) || data_rules(t, err) || drafter_rules(t, err) || count_rules(t, err) || slab_rules(t, err) || engine_rules(t, err) ||
-                   listen_rule(t, err)
-               ? -1 : 0;
+    return name_rule(t, err) || data_rules(t, err) || drafter_rules(t, err) || count_rules(t, err) || slab_rules(t, err) ||
+                   engine_rules(t, err) || listen_rule(t, err)
+               ? -1
+               : 0;
 }

@@ -65,7 +65,7 @@ static void demo(void **state)
     for (int b = 0; b < t.data.n_buckets; b++)
         microbatches += c.bucket_n[b];
     assert_int_equal(microbatches, c.epoch[1].first_pos);
-    assert_in_range(c.epoch[1].first_step, 450, 480);     /* about 16 samples a step */
+    assert_in_range(c.epoch[1].first_step, 450, 480); /* about 16 samples a step */
     assert_int_equal(c.slab_bytes, 1664 * 3 * 128 * 4);
     assert_int_equal(c.n_slabs, 8);
     assert_true(c.target_fingerprint != 0);
@@ -135,7 +135,7 @@ static void relations(void **state)
     refused(0, "/drafter/init=\"checkpoint:/nonexistent\"", "/nonexistent: no such directory");
     refused(1, "/target/checkpoint=\"synthetic:hidden=8\"", "the form is synthetic:hidden=H");
     refused(1, "/data/train=\"synthetic:500?min=513&max=600&seed=1\"", "no usable row: of 500 rows 0 too short, 0 all masked");
-    refused(1, "/train/epochs=1048576", "a run has at most");
+    refused(1, "/train/epochs=1048576", "is 1048576: at least 79691776 microbatches and");
 }
 
 static void too_long_for_the_target(void **state)
@@ -191,9 +191,12 @@ static void init_from(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(demo),      cmocka_unit_test(epochs),
-                                       cmocka_unit_test(model_only), cmocka_unit_test(relations),
-                                       cmocka_unit_test(too_long_for_the_target), cmocka_unit_test(init_from)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(demo),
+                                       cmocka_unit_test(epochs),
+                                       cmocka_unit_test(model_only),
+                                       cmocka_unit_test(relations),
+                                       cmocka_unit_test(too_long_for_the_target),
+                                       cmocka_unit_test(init_from)};
     int rc;
     char cmd[96];
 

@@ -47,7 +47,10 @@ static void refused_n(const char *text, size_t n, const char *why)
         fail_msg("message \"%s\"\n  lacks \"%s\"", err.msg, why);
 }
 
-static void refused(const char *text, const char *why) { refused_n(text, strlen(text), why); }
+static void refused(const char *text, const char *why)
+{
+    refused_n(text, strlen(text), why);
+}
 
 #define ROW(ids, mask) "{\"input_ids\": [" ids "], \"loss_mask\": [" mask "]}"
 #define A ROW("1,2,3", "0,1,1")
@@ -77,13 +80,16 @@ static void expect(const char *text, size_t n, uint64_t rows, uint64_t kept, uin
     mr_dataset_close(d);
 }
 
-static void expect_text(const char *text, uint64_t rows, uint64_t kept, uint64_t blank) { expect(text, strlen(text), rows, kept, blank); }
+static void expect_text(const char *text, uint64_t rows, uint64_t kept, uint64_t blank)
+{
+    expect(text, strlen(text), rows, kept, blank);
+}
 
 static void odd_but_good(void **state)
 {
     (void)state;
     expect_text(A "\n" B "\n", 2, 2, 0);
-    expect_text(A "\n" B, 2, 2, 0);                                  /* last newline missing */
+    expect_text(A "\n" B, 2, 2, 0); /* last newline missing */
     expect_text("\xef\xbb\xbf" A "\n" B "\n", 2, 2, 0);
     expect_text(A "\r\n" B "\r\n", 2, 2, 0);
     expect_text("\n" A "\n  \t\n" B "\n\r\n\n", 2, 2, 4);
@@ -95,13 +101,13 @@ static void odd_but_good(void **state)
 static void bad_records(void **state)
 {
     (void)state;
-    refused(A "\n" A "\n{\"input_ids\": [1,2", "line 3, byte 108: not valid JSON");
+    refused(A "\n" A "\n{\"input_ids\": [1,2", ":3:108: not valid JSON");
     refused(A "\n" A "\n{\"input_ids\": [1,2", "was it cut?");
-    refused(A "\n{\"input_ids\": [1,2\n" B "\n", "line 2, byte ");
+    refused(A "\n{\"input_ids\": [1,2\n" B "\n", ":2:");
     refused(A A "\n", "two records on one line?");
     refused(A "\r" B "\r", "not with CR alone");
-    refused(A "\n\xef\xbb\xbf" B, "line 2, byte 45: a byte-order mark in the middle");
-    refused_n("{\"input_ids\0", 12, "line 1, byte 11: a NUL byte");
+    refused(A "\n\xef\xbb\xbf" B, ":2:45: a byte-order mark in the middle");
+    refused_n("{\"input_ids\0", 12, ":1:11: a NUL byte");
     refused("\xff\xfe{", "UTF-16");
     refused("\x1f\x8b\x08", "gunzip");
     refused("PAR1xx", "Parquet");
@@ -114,12 +120,12 @@ static void bad_records(void **state)
     refused(ROW("1,2", "1"), "2 input_ids, but 1 loss_mask entries");
     refused(ROW("1,2", "1,2"), "loss_mask[1] is not 0 or 1");
     refused(ROW("1,2.0", "1,1"), "input_ids[1] is no integer");
-    refused(ROW("1,100", "1,1"), "line 1, byte 0: input_ids[1] is 100; ids are 0..99");
-    refused(A "\n" ROW("1,2147483648", "1,1"), "line 2, byte 45: input_ids[1] is 2147483648");
+    refused(ROW("1,100", "1,1"), ":1:0: input_ids[1] is 100; ids are 0..99");
+    refused(A "\n" ROW("1,2147483648", "1,1"), ":2:45: input_ids[1] is 2147483648");
     refused(ROW("1,-1", "1,1"), "input_ids[1] is -1; ids are 0..99");
     refused(ROW("1,-100", "1,1"), "-100 belongs in labels");
     refused("{\"input_ids\":[1],\"input_ids\":[2],\"loss_mask\":[1]}", "duplicate");
-    expect_text(ROW("98,99", "1,1") "\n", 1, 1, 0);                  /* the last row of the embedding is legal */
+    expect_text(ROW("98,99", "1,1") "\n", 1, 1, 0); /* the last row of the embedding is legal */
 }
 
 /* The first 10 of many, with line numbers; skipped and counted on request. */
@@ -136,8 +142,8 @@ static void many_bad(void **state)
     put(text, strlen(text));
     assert_null(mr_dataset_open(path, &plain, &err));
     assert_non_null(strstr(err.msg, "10 bad records"));
-    assert_non_null(strstr(err.msg, "line 13,"));
-    assert_null(strstr(err.msg, "line 14,"));
+    assert_non_null(strstr(err.msg, "d.jsonl:13:"));
+    assert_null(strstr(err.msg, ":14:"));
     skip.skip_bad = 1;
     d = good(path, &skip);
     assert_int_equal(mr_dataset_rows(d), 15);
@@ -148,8 +154,8 @@ static void many_bad(void **state)
 
 static void drops(void **state)
 {
-    const char *text = ROW("1", "1") "\n" ROW("", "") "\n" ROW("1,2,3", "1,0,1") "\n" ROW("1,2,3,4,5,6", "0,0,0,0,1,1") "\n"
-                       ROW("1,2,3,4,5,6", "1,1,0,0,1,1") "\n" ROW("1,2,3,4", "0,0,0,0") "\n" ROW("1,2,3,4", "0,0,1,1") "\n";
+    const char *text = ROW("1", "1") "\n" ROW("", "") "\n" ROW("1,2,3", "1,0,1") "\n" ROW("1,2,3,4,5,6", "0,0,0,0,1,1") "\n" ROW(
+        "1,2,3,4,5,6", "1,1,0,0,1,1") "\n" ROW("1,2,3,4", "0,0,0,0") "\n" ROW("1,2,3,4", "0,0,1,1") "\n";
     struct mr_dataset_opts o = {.vocab_rows = 100, .max_tokens = 4, .need_anchor = 1};
     struct mr_dataset *d;
 
@@ -161,7 +167,7 @@ static void drops(void **state)
     assert_int_equal(mr_dataset_dropped(d)[MR_DROP_OVERLONG], 2);
     assert_int_equal(mr_dataset_len(d, 6), 4);
     mr_dataset_close(d);
-    o.truncate = 1;                                                  /* then one of the two long ones is all prompt */
+    o.truncate = 1; /* then one of the two long ones is all prompt */
     d = good(path, &o);
     assert_int_equal(mr_dataset_dropped(d)[MR_DROP_MASKED], 3);
     assert_int_equal(mr_dataset_dropped(d)[MR_DROP_OVERLONG], 0);
@@ -230,7 +236,7 @@ static void pack(void **state)
     err.code = 0;
     put(A "\n{\n", strlen(A "\n{\n"));
     assert_int_equal(mr_pack(path, packed, 0, report, sizeof report, &err), -1);
-    assert_non_null(strstr(err.msg, "line 2, byte"));
+    assert_non_null(strstr(err.msg, ":2:"));
     err.code = 0;
     assert_int_equal(mr_pack(path, packed, 1, report, sizeof report, &err), 0);
     assert_non_null(strstr(report, "1 rows, 3 tokens, largest id 3, 1 bad records skipped"));

@@ -17,8 +17,17 @@ static char dir[64];
 
 static struct mr_model_config target(void)
 {
-    return (struct mr_model_config){.vocab_size = 50, .hidden_size = 16, .intermediate_size = 24, .n_layers = 6, .n_heads = 4, .n_kv_heads = 2,
-                                    .head_dim = 8, .max_position = 64, .rms_eps = 1e-6, .rope_theta = 1e4, .embedding_rows = 52};
+    return (struct mr_model_config){.vocab_size = 50,
+                                    .hidden_size = 16,
+                                    .intermediate_size = 24,
+                                    .n_layers = 6,
+                                    .n_heads = 4,
+                                    .n_kv_heads = 2,
+                                    .head_dim = 8,
+                                    .max_position = 64,
+                                    .rms_eps = 1e-6,
+                                    .rope_theta = 1e4,
+                                    .embedding_rows = 52};
 }
 
 static struct mr_topology *topology(void)
@@ -76,10 +85,19 @@ static void layout(void **state)
     struct mr_drafter_config c;
     struct mr_model_config m = target();
     struct mr_dlayout l;
-    const char *names[] = {"fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight",
-                           "layers.0.self_attn.k_proj.weight", "layers.0.self_attn.v_proj.weight", "layers.0.self_attn.o_proj.weight",
-                           "layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight", "layers.0.post_attention_layernorm.weight",
-                           "layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight", "layers.0.mlp.down_proj.weight"};
+    const char *names[] = {"fc.weight",
+                           "hidden_norm.weight",
+                           "layers.0.input_layernorm.weight",
+                           "layers.0.self_attn.q_proj.weight",
+                           "layers.0.self_attn.k_proj.weight",
+                           "layers.0.self_attn.v_proj.weight",
+                           "layers.0.self_attn.o_proj.weight",
+                           "layers.0.self_attn.q_norm.weight",
+                           "layers.0.self_attn.k_norm.weight",
+                           "layers.0.post_attention_layernorm.weight",
+                           "layers.0.mlp.gate_proj.weight",
+                           "layers.0.mlp.up_proj.weight",
+                           "layers.0.mlp.down_proj.weight"};
     uint64_t at = 0, exact = 0;
 
     (void)state;
@@ -246,7 +264,7 @@ static void weights(void **state)
     mr_drafter_init(&l, x, 9, 1);
     assert_int_equal(mr_trainer_save(&l, a, b, x, 42, path, &err), 0);
     err.code = 0;
-    assert_int_equal(mr_drafter_weights_load(&l, y, path, &err), -1);   /* moments are no drafter weights */
+    assert_int_equal(mr_drafter_weights_load(&l, y, path, &err), -1); /* moments are no drafter weights */
     err.code = 0;
     {
         float *p = calloc(3 * l.P, sizeof *p);
@@ -286,15 +304,19 @@ static void init(void **state)
     assert_true(fabs(sqrt(sq / (double)p->n) / 0.02 - 1) < 0.02);
     for (int i = 0; i < 16; i++)
         assert_true(a[l.t[l.norm].offset + (uint64_t)i] == 1.0f);
-    assert_true(a[l.t[l.norm].offset + 16] == 0.0f);     /* a gap */
+    assert_true(a[l.t[l.norm].offset + 16] == 0.0f); /* a gap */
     free(a);
     mr_dlayout_free(&l);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(make),           cmocka_unit_test(layout),            cmocka_unit_test(config_round_trip),
-                                       cmocka_unit_test(config_refuses), cmocka_unit_test(block_size_places), cmocka_unit_test(weights),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(make),
+                                       cmocka_unit_test(layout),
+                                       cmocka_unit_test(config_round_trip),
+                                       cmocka_unit_test(config_refuses),
+                                       cmocka_unit_test(block_size_places),
+                                       cmocka_unit_test(weights),
                                        cmocka_unit_test(init)};
     int rc;
     char cmd[96];

@@ -45,8 +45,7 @@ static void write_config(const char *change)
     char path[96];
     size_t i;
 
-    json_array_foreach (gone, i, s)
-        json_object_del(v, json_string_value(s));
+    json_array_foreach(gone, i, s) json_object_del(v, json_string_value(s));
     json_object_del(c, "!");
     json_object_update(v, c);
     snprintf(path, sizeof path, "%s/config.json", dir);
@@ -95,7 +94,7 @@ static void config_reads(void **state)
     assert_int_equal(c.n_kv_heads, 4);
     good("{'!':['model_type']}");
     good("{'architectures':null}");
-    good("{'sliding_window':4096}");                     /* not used: use_sliding_window is false */
+    good("{'sliding_window':4096}"); /* not used: use_sliding_window is false */
     good("{'hidden_size':8.0}");
 }
 
@@ -161,11 +160,12 @@ static void inv_freq(void **state)
     (void)state;
     mr_model_inv_freq(&c, f);
     assert_true(f[0] == 1.0f && fabsf(f[1] - 1e-3f) < 1e-9f);
-    c = good("{'rope_scaling':{'rope_type':'llama3','factor':8,'low_freq_factor':1,'high_freq_factor':4,'original_max_position_embeddings':64}}");
+    c = good("{'rope_scaling':{'rope_type':'llama3','factor':8,'low_freq_factor':1,'high_freq_factor':4,'original_max_position_embeddings':"
+             "64}}");
     mr_model_inv_freq(&c, g);
-    assert_true(g[0] == 1.0f);                           /* wave length 6.3 < 64/4 */
-    assert_true(fabsf(g[1] - 1e-3f / 8) < 1e-9f);        /* wave length 6283 > 64 */
-    c.rope_orig = 12566.370614359172;                    /* orig / wl = 2: s = 1/3 */
+    assert_true(g[0] == 1.0f);                    /* wave length 6.3 < 64/4 */
+    assert_true(fabsf(g[1] - 1e-3f / 8) < 1e-9f); /* wave length 6283 > 64 */
+    c.rope_orig = 12566.370614359172;             /* orig / wl = 2: s = 1/3 */
     mr_model_inv_freq(&c, g);
     assert_true(fabsf(g[1] - (2.0f / 3 * 1e-3f / 8 + 1e-3f / 3)) < 1e-8f);
 }
@@ -180,10 +180,11 @@ struct part {
 
 static int parts(struct part *p)
 {
-    static const struct part layer[] = {{"input_layernorm", {8}, 1},         {"self_attn.q_proj", {16, 8}, 2}, {"self_attn.k_proj", {8, 8}, 2},
-                                        {"self_attn.v_proj", {8, 8}, 2},     {"self_attn.o_proj", {8, 16}, 2}, {"self_attn.q_norm", {4}, 1},
-                                        {"self_attn.k_norm", {4}, 1},        {"post_attention_layernorm", {8}, 1}, {"mlp.gate_proj", {12, 8}, 2},
-                                        {"mlp.up_proj", {12, 8}, 2},         {"mlp.down_proj", {8, 12}, 2}};
+    static const struct part layer[] = {
+        {"input_layernorm", {8}, 1},     {"self_attn.q_proj", {16, 8}, 2},     {"self_attn.k_proj", {8, 8}, 2},
+        {"self_attn.v_proj", {8, 8}, 2}, {"self_attn.o_proj", {8, 16}, 2},     {"self_attn.q_norm", {4}, 1},
+        {"self_attn.k_norm", {4}, 1},    {"post_attention_layernorm", {8}, 1}, {"mlp.gate_proj", {12, 8}, 2},
+        {"mlp.up_proj", {12, 8}, 2},     {"mlp.down_proj", {8, 12}, 2}};
     int n = 0;
 
     p[n++] = (struct part){"model.embed_tokens.weight", {10, 8}, 2};

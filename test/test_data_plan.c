@@ -91,8 +91,12 @@ static void property(void **state)
     for (int i = 0; i < 96; i++) {
         char spec[80];
         struct mr_dataset_opts dopt = {.min_tokens = i % 5 == 0 ? 20 : 2};
-        struct mr_plan_opts o = {.buckets = buckets[i % 4], .n_buckets = n_buckets[i % 4], .token_budget = 64 + 37 * (i % 7),
-                                 .max_seqs = i % 3 ? 1024 : 2, .M = 1 + i % 13, .seed = (uint64_t)i};
+        struct mr_plan_opts o = {.buckets = buckets[i % 4],
+                                 .n_buckets = n_buckets[i % 4],
+                                 .token_budget = 64 + 37 * (i % 7),
+                                 .max_seqs = i % 3 ? 1024 : 2,
+                                 .M = 1 + i % 13,
+                                 .seed = (uint64_t)i};
         struct mr_dataset *d;
         struct mr_plan p;
         struct mr_err err = {0};
@@ -126,10 +130,10 @@ static void pure_function(void **state)
     assert_memory_equal(a.entry, b.entry, a.n * sizeof *a.entry);
     for (uint64_t i = 0; i < 300; i++)
         same += a.sample[i] == c.sample[i];
-    assert_true(same < 20);                               /* another epoch, another order */
+    assert_true(same < 20); /* another epoch, another order */
     for (uint64_t i = 0, fixed = 0; i < 300; i++) {
         fixed += a.sample[i] == i;
-        assert_true(fixed < 20);                          /* and not the file's */
+        assert_true(fixed < 20); /* and not the file's */
     }
     mr_plan_free(&a);
     mr_plan_free(&b);
@@ -148,7 +152,7 @@ static void apportion(void **state)
     mr_apportion((uint32_t[]){1, 1, 1}, 3, 2, out);
     assert_memory_equal(out, ((uint32_t[]){1, 1, 0}), 12);
     mr_apportion((uint32_t[]){0, 7, 0, 1}, 4, 4, out);
-    assert_memory_equal(out, ((uint32_t[]){0, 4, 0, 0}), 16);   /* 3.5 and 0.5: a tie, so the lower bucket */
+    assert_memory_equal(out, ((uint32_t[]){0, 4, 0, 0}), 16); /* 3.5 and 0.5: a tie, so the lower bucket */
     mr_apportion((uint32_t[]){3, 1, 2}, 3, 6, out);
     assert_memory_equal(out, ((uint32_t[]){3, 1, 2}), 12);
     mr_apportion((uint32_t[]){4000000000u, 4000000000u}, 2, 4096, out);
@@ -163,7 +167,7 @@ static void anchors(void **state)
     (void)state;
     for (int i = 10; i < 30; i++)
         mask[i] = 1;
-    mask[20] = 0;                                         /* 10..18 and 21..28 are valid: 9 + 8 */
+    mask[20] = 0; /* 10..18 and 21..28 are valid: 9 + 8 */
     for (unsigned e = 0; e < 3000; e++) {
         int n = mr_anchors(mask, 40, 5, 7, e, 3, out);
 
@@ -174,13 +178,13 @@ static void anchors(void **state)
             hits[out[i]]++;
         }
     }
-    for (int i = 0; i < 40; i++)                          /* 3000 * 5 / 17 = 882, sigma 25 */
+    for (int i = 0; i < 40; i++) /* 3000 * 5 / 17 = 882, sigma 25 */
         assert_true(mask[i] && i < 39 && mask[i + 1] ? abs(hits[i] - 882) < 150 : hits[i] == 0);
     assert_int_equal(mr_anchors(mask, 40, 100, 7, 0, 3, out), 17);
     assert_int_equal(mr_anchors(mask, 40, 5, 7, 4, 9, out), 5);
     mr_anchors(mask, 40, 5, 7, 4, 9, again);
     assert_memory_equal(out, again, 5 * sizeof *out);
-    assert_int_equal(mr_anchors(mask, 11, 5, 7, 0, 0, out), 0);   /* only the last token is supervised */
+    assert_int_equal(mr_anchors(mask, 11, 5, 7, 0, 0, out), 0); /* only the last token is supervised */
     assert_int_equal(mr_anchors(mask, 1, 5, 7, 0, 0, out), 0);
     assert_int_equal(mr_anchors(mask, 12, 5, 7, 0, 0, out), 1);
     assert_int_equal(out[0], 10);
@@ -201,8 +205,8 @@ static void schedule(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(property),  cmocka_unit_test(pure_function), cmocka_unit_test(apportion),
-                                       cmocka_unit_test(anchors),   cmocka_unit_test(schedule)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(property), cmocka_unit_test(pure_function), cmocka_unit_test(apportion),
+                                       cmocka_unit_test(anchors), cmocka_unit_test(schedule)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -72,15 +72,17 @@ static void reference_vectors(void **state)
     accepts("{\"test\":{\"dtype\":\"I32\",\"shape\":[2,0],\"data_offsets\":[0,0]}}", 0);
     accepts("{\"test\":{\"dtype\":\"I32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4);
     accepts("{\"b\":{\"data_offsets\":[4,5],\"x\":1,\"dtype\":\"F8_E4M3\",\"shape\":[1]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],"
-            "\"data_offsets\":[0,4]},\"__metadata__\":{\"format\":\"pt\"}}", 5);
+            "\"data_offsets\":[0,4]},\"__metadata__\":{\"format\":\"pt\"}}",
+            5);
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}", 17, "1 bytes follow");
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}", 14, "the data at 14");
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[2,18446744073709551614],\"data_offsets\":[0,16]}}", 16, "too big integer");
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,16]}}", 16, "overflows");
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[2305843009213693952,4],\"data_offsets\":[0,16]}}", 16, "overflows");
     refuses("{\"test\":{\"dtype\":\"I32\",\"shape\":[2,2],\"data_offsets\":[0,4]}}", 4, "needs 16 bytes, data_offsets give 4");
-    refuses("{\"a\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]},\"b\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]}}",
-            16, "previous tensor ends at 16");
+    refuses(
+        "{\"a\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]},\"b\":{\"dtype\":\"I32\",\"shape\":[4],\"data_offsets\":[0,16]}}",
+        16, "previous tensor ends at 16");
     refuses("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[1,5]}}", 5, "previous tensor ends at 0");
     refuses("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,0]}}", 4, "end before they begin");
 }
@@ -98,8 +100,8 @@ static void wrong_types(void **state)
     refuses("{\"a\":{\"dtype\":\"Q4\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "unknown dtype \"Q4\"");
     refuses("{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "dtype");
     refuses("{\"a\":{\"dtype\":\"F4\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "whole number of bytes");
-    refuses("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2,
-            "duplicate");
+    refuses("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+            2, "duplicate");
     refuses("{\"__metadata__\":{\"a\":1}}", 0, "must be a string");
     refuses("{\"a\":[]}", 0, "dtype");
 }
@@ -141,7 +143,8 @@ static void other_files(void **state)
 /* Every prefix of a good file is refused, and every single changed header byte is either refused or still consistent: never a crash. */
 static void mutations(void **state)
 {
-    const char *h = "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[12,14]}}";
+    const char *h =
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[12,14]}}";
     size_t n = 8 + strlen(h) + 14;
     char *good = calloc(1, n), *bad = malloc(n);
     struct mr_st st;
@@ -173,7 +176,7 @@ static void mutations(void **state)
 static void round_trip(void **state)
 {
     float f[3] = {1.0f, -2.5f, 0.1f}, back[3];
-    uint16_t h[3] = {0x3c00, 0xc100, 0x0001};          /* f16: 1, -2.5, the smallest subnormal */
+    uint16_t h[3] = {0x3c00, 0xc100, 0x0001}; /* f16: 1, -2.5, the smallest subnormal */
     uint8_t u[5] = {1, 2, 3, 4, 5};
     int64_t i[2] = {-1, 7};
     uint64_t s3 = 3, s5 = 5, s2[2] = {2, 1};
@@ -220,13 +223,13 @@ static void bf16_rounding(void **state)
     (void)state;
     assert_int_equal(mr_bf16(1.0f), 0x3f80);
     u = 0x3f808000, memcpy(&x, &u, 4);
-    assert_int_equal(mr_bf16(x), 0x3f80);                /* tie: to even */
+    assert_int_equal(mr_bf16(x), 0x3f80); /* tie: to even */
     u = 0x3f818000, memcpy(&x, &u, 4);
     assert_int_equal(mr_bf16(x), 0x3f82);
     u = 0x3f808001, memcpy(&x, &u, 4);
     assert_int_equal(mr_bf16(x), 0x3f81);
     u = 0x7f7fffff, memcpy(&x, &u, 4);
-    assert_int_equal(mr_bf16(x), 0x7f80);                /* rounds up to infinity */
+    assert_int_equal(mr_bf16(x), 0x7f80); /* rounds up to infinity */
     u = 0x7f800001, memcpy(&x, &u, 4);
     assert_true(isnan(mr_bf16_f32(mr_bf16(x))));
     assert_true(mr_bf16_f32(0xc020) == -2.5f);
@@ -243,7 +246,7 @@ static void write_errors(void **state)
     mr_st_out_add(o, "f", MR_ST_F32, &n, 1, &f);
     assert_int_equal(mr_st_out_write(o, "/nonexistent/dir/f.safetensors", &err), -1);
     assert_int_equal(err.code, MR_EXIT_ENV);
-    mr_st_out_add(o, "f", MR_ST_F32, &n, 1, &f);         /* the same name twice is refused, not written */
+    mr_st_out_add(o, "f", MR_ST_F32, &n, 1, &f); /* the same name twice is refused, not written */
     err.code = 0;
     assert_int_equal(mr_st_out_write(o, "/tmp/never", &err), -1);
     mr_st_out_free(o);

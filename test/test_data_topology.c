@@ -24,7 +24,8 @@ static const char example[] =
     "  \"train\":  {\"epochs\": 1, \"grad_accum\": 1, \"lr\": 2e-3, \"warmup_ratio\": 0.04, \"clip\": 1.0, \"loss_decay\": 4.0, "
     "\"checkpoint_every_steps\": 200},\n"
     "  \"queue\":  {\"slabs_per_device\": 8},\n"
-    "  \"actors\": [ {\"kind\": \"feeder\"}, {\"kind\": \"target\", \"device\": \"cpu\", \"count\": 2}, {\"kind\": \"drafter\", \"device\": \"cpu\", "
+    "  \"actors\": [ {\"kind\": \"feeder\"}, {\"kind\": \"target\", \"device\": \"cpu\", \"count\": 2}, {\"kind\": \"drafter\", "
+    "\"device\": \"cpu\", "
     "\"count\": 2} ],\n"
     "  \"restart\":{\"max\": 5, \"window_s\": 60, \"backoff_ms\": 50, \"hang_s\": 120}, \"metrics\": {\"listen\": \"127.0.0.1:9464\"} }\n";
 
@@ -135,15 +136,16 @@ static void bom_and_crlf(void **state)
 static void unknown_keys(void **state)
 {
     (void)state;
-    edit_fails("\"lr\"", "\"learning_rat\"", ":5:44: /train/learning_rat: unknown key; did you mean /train/lr?");
+    edit_fails("\"lr\"", "\"learning_rat\"", ":5:44: /train/learning_rat: unknown key; did you mean \"lr\"?");
     edit_fails("\"lr\"", "\"learning_rate\"", "the key for this is \"lr\"");
     edit_fails("\"actors\"", "\"Actors\"", ":7:3: /Actors: unknown key; did you mean \"actors\"?");
     edit_fails("\"epochs\"", "\"epcohs\"", "did you mean \"epochs\"?");
-    edit_fails("{\"slabs_per_device\": 8}", "{\"lr\": 1}", "/queue/lr: unknown key here; it belongs one place over: /train/lr");
-    edit_fails("{ \"run\"", "{ \"lr\": 1, \"run\"", "it belongs one place over: /train/lr");
+    edit_fails("{\"slabs_per_device\": 8}", "{\"lr\": 1}", "/queue/lr: unknown key here; \"lr\" belongs in /train");
+    edit_fails("{ \"run\"", "{ \"lr\": 1, \"run\"", "\"lr\" belongs in /train");
     edit_fails("{ \"run\"", "{ \"zzzzzzz\": 1, \"run\"", "the keys here are: run, target,");
     edit_fails("\"count\": 2}", "\"cuont\": 2}", "/actors/1/cuont: unknown key; did you mean \"count\"?");
-    edit_fails("{\"kind\": \"feeder\"}", "{\"kind\": \"feeder\", \"gpu\": 0}", "/actors/0/gpu: unknown key; the key for this is \"device\"");
+    edit_fails("{\"kind\": \"feeder\"}", "{\"kind\": \"feeder\", \"gpu\": 0}",
+               "/actors/0/gpu: unknown key; the key for this is \"device\"");
     edit_fails("{\"listen\": \"127.0.0.1:9464\"}", "3", ":8:74: /metrics: must be an object");
 }
 
@@ -212,7 +214,8 @@ static void values(void **state)
     edit_fails("[1,2,3]", "[1,1]", "is 1 after 1");
     edit_fails("\"gsm\"", "\"g/sm\"", "/run/name: is \"g/sm\"; a letter or digit");
     edit_fails("\"gsm\"", "\"\"", "is empty");
-    edit_fails("\"kind\": \"target\"", "\"kind\": \"trgt\"", "is \"trgt\"; one of \"feeder\", \"target\", \"drafter\", \"keeper\" is wanted");
+    edit_fails("\"kind\": \"target\"", "\"kind\": \"trgt\"",
+               "is \"trgt\"; one of \"feeder\", \"target\", \"drafter\", \"keeper\" is wanted");
     edit_fails("\"device\": \"cpu\", \"count\": 2}, ", "\"device\": \"gpu:0\"}, ", "/actors/1/device: is \"gpu:0\"; \"cpu\", \"cuda:N\"");
     edit_fails("127.0.0.1:9464", "9464", "HOST:PORT");
     edit_fails("127.0.0.1:9464", "x:99999", "HOST:PORT");
@@ -229,11 +232,13 @@ static void relations(void **state)
     edit_fails("1664", "500", "/data/token_budget: is 500, but one sample may have max_tokens = 512");
     edit_fails("192,256,512]", "192,256,500]", "samples of 501..512 tokens have no bucket");
     edit_fails("192,256,512]", "256,192,512]", "is 192 after 256");
-    edit_fails("\"slabs_per_device\": 8", "\"slabs_per_device\": 1",
-               "/queue/slabs_per_device: a step needs >= 2 slabs: grad_accum 1 x 2 drafters; has 1 = slabs_per_device 1 x 1 device that targets "
-               "write to (cpu)");
+    edit_fails(
+        "\"slabs_per_device\": 8", "\"slabs_per_device\": 1",
+        "/queue/slabs_per_device: a step needs >= 2 slabs: grad_accum 1 x 2 drafters; has 1 = slabs_per_device 1 x 1 device that targets "
+        "write to (cpu)");
     edit_fails("\"grad_accum\": 1", "\"grad_accum\": 5", "a step needs >= 10 slabs: grad_accum 5 x 2 drafters; has 8");
-    edit_fails("\"grad_accum\": 1", "\"grad_accum\": 4096", "a step would have 8192 microbatches: grad_accum 4096 x 2 drafters; at most 4096");
+    edit_fails("\"grad_accum\": 1", "\"grad_accum\": 4096",
+               "a step would have 8192 microbatches: grad_accum 4096 x 2 drafters; at most 4096");
     edit_fails("\"slabs_per_device\": 8", "\"slabs_per_device\": 4095", "4095 slabs + 2 targets = 4097 items; at most 4096");
     edit_fails("{\"kind\": \"feeder\"}, ", "", "has 0 feeders; exactly one");
     edit_fails("{\"kind\": \"feeder\"}", "{\"kind\": \"feeder\", \"count\": 2}", "has 2 feeders; exactly one");
@@ -278,9 +283,10 @@ static void set_values(void **state)
 
 static void defaults(void **state)
 {
-    const char *min = "{\"run\":{\"name\":\"a\"},\"target\":{\"checkpoint\":\"/t\",\"layers\":[1]},\"drafter\":{\"layers\":1,\"block_size\":16,"
-                      "\"mask_token_id\":0},\"data\":{\"train\":\"./d.jsonl\"},\"train\":{\"lr\":1},\"actors\":[{\"kind\":\"drafter\",\"count\":3},"
-                      "{\"kind\":\"target\"},{\"kind\":\"feeder\"}]}";
+    const char *min =
+        "{\"run\":{\"name\":\"a\"},\"target\":{\"checkpoint\":\"/t\",\"layers\":[1]},\"drafter\":{\"layers\":1,\"block_size\":16,"
+        "\"mask_token_id\":0},\"data\":{\"train\":\"./d.jsonl\"},\"train\":{\"lr\":1},\"actors\":[{\"kind\":\"drafter\",\"count\":3},"
+        "{\"kind\":\"target\"},{\"kind\":\"feeder\"}]}";
     struct mr_topology t;
 
     (void)state;
@@ -301,8 +307,9 @@ static void defaults(void **state)
 static void gpus(void **state)
 {
     struct mr_topology t;
-    const char *two[] = {"/actors=[{\"kind\":\"feeder\"},{\"kind\":\"target\",\"device\":\"cuda:0\",\"count\":2},{\"kind\":\"target\",\"device\":"
-                         "\"cuda:1\"},{\"kind\":\"drafter\",\"device\":\"cuda:1\"}]"};
+    const char *two[] = {
+        "/actors=[{\"kind\":\"feeder\"},{\"kind\":\"target\",\"device\":\"cuda:0\",\"count\":2},{\"kind\":\"target\",\"device\":"
+        "\"cuda:1\"},{\"kind\":\"drafter\",\"device\":\"cuda:1\"}]"};
     const char *mixed[] = {"/actors=[{\"kind\":\"feeder\"},{\"kind\":\"target\",\"device\":\"GPU-01234567-89ab\"},{\"kind\":\"drafter\"}]"};
 
     (void)state;
@@ -316,10 +323,11 @@ static void gpus(void **state)
     mr_topology_free(&t);
     t = load(mixed, 1);
     assert_int_equal(t.n_keepers, 1);
-    assert_int_equal(mr_topo_slabs(&t), 8);              /* only where the target is */
+    assert_int_equal(mr_topo_slabs(&t), 8); /* only where the target is */
     assert_int_equal(mr_topo_slabs_on(&t, 1), 0);
     mr_topology_free(&t);
-    edit_fails("[ {\"kind\": \"feeder\"},", "[ {\"kind\": \"feeder\"}, {\"kind\": \"keeper\", \"device\": \"cuda:0\", \"count\": 2},", "two keepers on cuda:0");
+    edit_fails("[ {\"kind\": \"feeder\"},", "[ {\"kind\": \"feeder\"}, {\"kind\": \"keeper\", \"device\": \"cuda:0\", \"count\": 2},",
+               "two keepers on cuda:0");
 }
 
 static void round_trip(const char *const *set, int n_set)
@@ -336,10 +344,15 @@ static void round_trip(const char *const *set, int n_set)
 
 static void resolved(void **state)
 {
-    const char *set[] = {"/actors/1/device=\"cuda:3\"", "/actors/2/device=\"cuda:4\"", "/drafter/init=\"checkpoint:d\"", "/train/lr=0.1234567890123456789",
-                         "/run/seed=9223372036854775807", "/drafter/causal=\"always\"", "/train/loss=\"dpace\"", "/train/schedule=\"constant\""};
-    const char *syn[] = {"/actors/1/engine=\"synthetic\"", "/actors/2/engine=\"synthetic\"", "/actors/2/us_per_token=0.3", "/actors/2/jitter=0.1",
-                         "/target/checkpoint=\"synthetic:hidden=8,layers=5,vocab=100\"", "/data/train=\"synthetic:100?min=10&max=20&seed=1\""};
+    const char *set[] = {"/actors/1/device=\"cuda:3\"",     "/actors/2/device=\"cuda:4\"",   "/drafter/init=\"checkpoint:d\"",
+                         "/train/lr=0.1234567890123456789", "/run/seed=9223372036854775807", "/drafter/causal=\"always\"",
+                         "/train/loss=\"dpace\"",           "/train/schedule=\"constant\""};
+    const char *syn[] = {"/actors/1/engine=\"synthetic\"",
+                         "/actors/2/engine=\"synthetic\"",
+                         "/actors/2/us_per_token=0.3",
+                         "/actors/2/jitter=0.1",
+                         "/target/checkpoint=\"synthetic:hidden=8,layers=5,vocab=100\"",
+                         "/data/train=\"synthetic:100?min=10&max=20&seed=1\""};
 
     (void)state;
     put(example, strlen(example));
@@ -386,9 +399,7 @@ static int required_in(json_t *schema, const char *ptr)
 
     snprintf(up, sizeof up, "%.*s", (int)(strrchr(ptr, '/') - ptr), ptr);
     list = json_object_get(schema_of(schema, up), "required");
-    json_array_foreach (list, i, v)
-        if (!strcmp(json_string_value(v), strrchr(ptr, '/') + 1))
-            return 1;
+    json_array_foreach(list, i, v) if (!strcmp(json_string_value(v), strrchr(ptr, '/') + 1)) return 1;
     return 0;
 }
 
@@ -409,7 +420,7 @@ static void compare_values(const struct mr_key *k, json_t *v)
     json_t *s;
     size_t i;
 
-    json_array_foreach (json_object_get(v, "enum"), i, s)
+    json_array_foreach(json_object_get(v, "enum"), i, s)
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? "|" : "", json_string_value(s));
     assert_string_equal(all, k->values ? k->values : "");
 }
@@ -439,7 +450,8 @@ static void schema_says_the_same(void **state)
             assert_true(json_number_value(json_object_get(range, "maximum")) == k->max);
         }
     }
-    json_object_foreach (json_object_get(schema, "properties"), name, section) {
+    json_object_foreach(json_object_get(schema, "properties"), name, section)
+    {
         json_t *in = json_object_get(section, "items") ? json_object_get(section, "items") : section;
 
         assert_true(json_is_false(json_object_get(in, "additionalProperties")));

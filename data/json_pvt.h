@@ -1,0 +1,10 @@
+/* Between the files of the JSON reader.  Private to data/. */
+#ifndef MR_DATA_JSON_PVT_H
+#define MR_DATA_JSON_PVT_H
+
+#include <stddef.h>
+
+/* One pointer token without its leading '/', "~1" and "~0" decoded; NULL when it does not fit.  *ptr moves behind it. */
+const char *mr_json_token(const char **ptr, char *buf, size_t bytes);
+
+#endif
