@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -120,8 +121,11 @@ void mr_runlog_say(struct mr_runlog *l, const char *fmt, ...)
 void mr_runlog_status(struct mr_runlog *l, const char *line)
 {
     if (l->tty) {
+        struct winsize size = {.ws_col = 0};
+
+        ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
         clear_status(l);
-        fputs(line, stdout);
+        printf("%.*s", size.ws_col > 1 ? size.ws_col - 1 : 200, line); /* a wrapped line could not be wiped */
         l->line_shown = 1;
     } else {
         puts(line);

@@ -85,6 +85,7 @@ struct mr_sup {
 /* slots */
 void mr_sup_spawn(struct mr_slot *s);
 void mr_sup_spawn_due(struct mr_sup *sup, uint64_t now);
+void mr_sup_read_output(struct mr_slot *s);
 void mr_sup_reap(struct mr_sup *sup); /* looks for deaths without waiting for the loop */
 void mr_sup_kill(struct mr_slot *s, enum mr_kill_reason why);
 unsigned mr_sup_live(const struct mr_sup *sup);     /* processes that exist */

@@ -21,7 +21,7 @@
 #include "ipc/wait.h"
 #include "runtime/supervisor_pvt.h"
 
-enum { BACKOFF_MAX_MS = 10000 };
+enum { BACKOFF_MAX_MS = 10000, OUTPUT_READS = 16 };
 
 unsigned mr_sup_live(const struct mr_sup *sup)
 {
@@ -108,12 +108,13 @@ static void close_output(struct mr_slot *s)
     }
 }
 
+/* At most OUTPUT_READS buffers a call, so that a chatty actor cannot hold up the others; the tick comes back for the rest. */
 static void on_output(void *arg, int fd)
 {
     struct mr_slot *s = arg;
     char buf[4096];
 
-    for (;;) {
+    for (int i = 0; i < OUTPUT_READS; i++) {
         ssize_t n = read(fd, buf, sizeof buf);
 
         if (n > 0) {
@@ -125,6 +126,12 @@ static void on_output(void *arg, int fd)
             return;
         }
     }
+}
+
+void mr_sup_read_output(struct mr_slot *s)
+{
+    if (s->child.out_fd >= 0)
+        on_output(s, s->child.out_fd);
 }
 
 /* ---- spawn --------------------------------------------------------------------------------------------------------------------------- */
@@ -376,8 +383,7 @@ static void on_exit_of(void *arg, int fd)
     d.acked = mr_ld(&s->row->acked) != 0;
     d.drained = d.code == 0 && !d.acked && mr_ld(&s->row->drain);
     mr_loop_del(s->sup->loop, s->child.pidfd);
-    if (s->child.out_fd >= 0)
-        on_output(s, s->child.out_fd); /* what it said last is in the pipe still */
+    mr_sup_read_output(s); /* what it said last is in the pipe still */
     close_output(s);
     mr_child_close(&s->child);
     if (!d.acked && !d.drained && s->sup->state != MR_SUP_FAILING)

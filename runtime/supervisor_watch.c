@@ -109,13 +109,17 @@ static void stall_report(struct mr_sup *sup, uint64_t now)
     mr_runlog_write(&sup->log, MR_LOG_WARN, "supervisor", text);
 }
 
+/* An actor that loads its model moves too; its own deadline is watch_slot's. */
 static void watch_stall(struct mr_sup *sup, uint64_t now)
 {
     uint64_t sum = mr_step_read(&sup->seg);
+    int starting = 0;
 
-    for (unsigned i = 0; i < sup->n_slots; i++)
+    for (unsigned i = 0; i < sup->n_slots; i++) {
         sum = sum * 31 + mr_ld(&sup->slot[i].row->progress) + sup->slot[i].row->incarnation;
-    if (sum != sup->moved_sum || !sup->moved_ns) {
+        starting |= mr_ld(&sup->slot[i].row->state) == MR_ACTOR_STARTING;
+    }
+    if (sum != sup->moved_sum || !sup->moved_ns || starting) {
         sup->moved_sum = sum;
         sup->moved_ns = now;
         sup->next_stall_ns = now + STALL_NS;
@@ -194,6 +198,8 @@ void mr_sup_tick(struct mr_sup *sup)
     sup->ticks++;
     mr_sup_advance(sup);
     mr_sup_spawn_due(sup, now);
+    for (unsigned i = 0; i < sup->n_slots; i++)
+        mr_sup_read_output(&sup->slot[i]);
     if (sup->state == MR_SUP_RUNNING) {
         for (unsigned i = 0; i < sup->n_slots; i++)
             watch_slot(&sup->slot[i], now);

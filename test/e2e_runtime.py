@@ -283,6 +283,43 @@ def case_supervisor_kill():
         r.close()
 
 
+def case_resume_ahead():
+    """Drafters may commit microbatches ahead of the plan.  Such a ledger resumes exactly, and with too few slabs it is refused with the arithmetic."""
+    whole = Run("ahead-a", rows=400, train={"epochs": 1})
+    r = Run("ahead-b", rows=400, train={"epochs": 1, "max_steps": 6})
+    try:
+        whole.start()
+        whole.must_end(0, "completed")
+        item = {i["item"]: i for line in whole.ledger() for i in line["items"]}
+        r.start()
+        r.must_end(0, "completed")
+        n, m = 6, 4
+        lines = r.ledger()
+        old = lines[-1]["items"][0]
+        new = next(item[p] for p in sorted(item) if p >= (n + 1) * m and item[p]["bucket"] == old["bucket"])
+        lines[-1]["items"][0] = {**new, "drafter": old["drafter"]}
+        with open(os.path.join(r.dir, "ledger.jsonl"), "w", encoding="utf-8") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines)
+        r.data["train"]["max_steps"] = 0
+        r.data["queue"]["slabs_per_device"] = m
+        r.save()
+        p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and f"needs {m + 1} slabs: {m} for a step and 1 " in p.stderr, f"too few slabs: {p}")
+        r.data["queue"]["slabs_per_device"] = m + 1
+        r.save()
+        r.start("--resume")
+        r.must_end(0, "completed")
+        items = sorted(i["item"] for line in r.ledger() for i in line["items"])
+        need(items == sorted(item), "every microbatch exactly once, also after a ledger that is no prefix of the plan")
+        r.data["data"]["token_budget"] = 512
+        r.save()
+        p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "token_budget" in p.stderr, f"another plan must be refused: {p}")
+    finally:
+        whole.close()
+        r.close()
+
+
 def case_clean_spares_the_living():
     r = Run("living", rows=800)
     try:
@@ -570,6 +607,15 @@ def case_check():
         r.save()
         return r
 
+    def real_model(path):
+        r = Run("bad")
+        r.data["target"]["checkpoint"] = path
+        for a in r.data["actors"]:
+            for key in ("engine", "us_per_item", "us_per_token"):
+                a.pop(key, None)
+        r.save()
+        return r
+
     def write(r, text):
         with open(r.topo, "w", encoding="utf-8") as f:
             f.write(text)
@@ -586,7 +632,7 @@ def case_check():
         (with_(["queue", "slabs_per_device"], 3), 2, ["/queue/slabs_per_device", "4", "3"]),
         (with_(["data", "train"], rows), 2, ["rows.jsonl", "line 2", "999"]),
         (with_(["data", "train"], "/no/such.jsonl"), 2, ["/no/such.jsonl"]),
-        (with_(["target", "checkpoint"], "/no/such/model"), 2, ["/no/such/model"]),
+        (real_model("/no/such/model"), 2, ["/no/such/model"]),
         (with_(["run", "name"], "a/b"), 2, ["/run/name"]),
         (with_(["data", "buckets"], [64, 32]), 2, ["/data/buckets"]),
         (write(Run("bad"), full[:-1] + ', "run": {}}'), 2, ["run"]),
