@@ -232,14 +232,15 @@ int mr_jsonl_read(const char *path, int vocab_rows, int skip_bad, int (*fn)(void
 {
     struct reader r = {.path = path, .vocab_rows = vocab_rows};
     struct stat st;
-    FILE *f = fopen(path, "re");
+    FILE *f = NULL;
     int rc;
 
     *stats = (struct mr_jsonl_stats){0};
-    if (!f || fstat(fileno(f), &st))
+    if (!stat(path, &st) && !S_ISREG(st.st_mode)) /* before the open: a FIFO would hang it */
+        rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: %s; a .jsonl or .safetensors file is wanted", path,
+                        S_ISDIR(st.st_mode) ? "is a directory" : "is no regular file");
+    else if (!(f = fopen(path, "re")))
         rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: cannot open: %s", path, strerror(errno));
-    else if (S_ISDIR(st.st_mode))
-        rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: is a directory; a .jsonl or .safetensors file is wanted", path);
     else
         rc = judge_head(&r, f, err) || read_all(&r, f, skip_bad, fn, arg, stats, err) ? -1 : 0;
     if (f)

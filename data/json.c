@@ -288,7 +288,7 @@ int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char 
 static char *slurp(const char *path, size_t *bytes, struct mr_err *err)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused below, not waited for */
     char *text = NULL;
     size_t n = 0;
 
@@ -406,6 +406,9 @@ void mr_json_source(const struct mr_json *j, const char *ptr, char *out, size_t 
         snprintf(out, bytes, "%s", set + strcspn(set, "=") + 1);
     else
         snprintf(out, bytes, "%s", s ? s : "nothing");
+    for (char *p = out; *p; p++) /* messages have one line */
+        if ((unsigned char)*p < ' ')
+            *p = ' ';
     free(s);
 }
 

@@ -244,10 +244,11 @@ static void expect_embedding(const struct mr_model_files *f, struct mr_model_con
 /* Equal where sampled: the files of tied models often hold the head a second time. */
 static int same_bytes(const struct mr_model_files *f, const char *a, const char *b)
 {
-    const struct mr_st *sa, *sb;
+    const struct mr_st *sa = NULL, *sb = NULL;
     const struct mr_st_tensor *ta = mr_model_find(f, a, &sa), *tb = mr_model_find(f, b, &sb);
     uint64_t step, chunk = 4096;
 
+    MR_ASSERT(ta && tb);
     if (ta->bytes != tb->bytes)
         return 0;
     step = ta->bytes > 256 * chunk ? ta->bytes / 256 : chunk;

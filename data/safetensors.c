@@ -224,11 +224,12 @@ static int header_bytes(const struct mr_st *st, uint64_t *n, struct mr_err *err)
     return 0;
 }
 
+/* O_NONBLOCK: a FIFO is refused below and must not hang the open; regular files do not care. */
 static int map_file(struct mr_st *st, struct mr_err *err)
 {
     struct stat sb;
 
-    st->fd = open(st->path, O_RDONLY | O_CLOEXEC);
+    st->fd = open(st->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (st->fd < 0 || fstat(st->fd, &sb) < 0)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: cannot open: %s", st->path, strerror(errno));
     if (!S_ISREG(sb.st_mode))

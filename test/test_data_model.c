@@ -191,7 +191,7 @@ static int parts(struct part *p)
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < 11; k++) {
             p[n] = layer[k];
-            snprintf(p[n++].name, sizeof p->name, "model.layers.%d.%s.weight", i, layer[k].name);
+            snprintf(p[n++].name, sizeof p->name, "model.layers.%d.%.40s.weight", i, layer[k].name);
         }
     p[n++] = (struct part){"model.norm.weight", {8}, 1};
     p[n++] = (struct part){"lm_head.weight", {10, 8}, 2};

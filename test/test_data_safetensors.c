@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <math.h>
 #include <cmocka.h>
@@ -119,6 +120,7 @@ static void refuses_file(const void *data, size_t n, const char *why)
 static void other_files(void **state)
 {
     struct mr_st st;
+    char fifo[96];
     struct mr_err err = {0};
     const char lfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 17\n";
 
@@ -138,6 +140,11 @@ static void other_files(void **state)
     err.code = 0;
     assert_int_equal(mr_st_open(&st, "/nonexistent/x", &err), -1);
     assert_non_null(strstr(err.msg, "No such file"));
+    snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    err.code = 0;
+    assert_int_equal(mr_st_open(&st, fifo, &err), -1); /* and does not wait for a writer */
+    assert_non_null(strstr(err.msg, "is no regular file"));
 }
 
 /* Every prefix of a good file is refused, and every single changed header byte is either refused or still consistent: never a crash. */

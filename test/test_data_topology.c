@@ -224,6 +224,7 @@ static void values(void **state)
     edit_fails("\"anchors\": 32", "\"causal\": \"maybe\"", "one of \"by_layer\", \"never\", \"always\"");
     edit_fails("\"anchors\": 32", "\"init\": \"zeros\"", "\"normal\" or \"checkpoint:DIR\" is wanted");
     edit_fails("{\"kind\": \"feeder\"}", "3", "/actors/0: must be an object");
+    edit_fails("\"lr\": 2e-3", "\"lr\": [\n1,\n2]", "/train/lr: is [ 1, 2]; a number");
 }
 
 static void relations(void **state)
