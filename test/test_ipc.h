@@ -32,6 +32,9 @@
 #include "ipc/step.h"
 #include "ipc/wait.h"
 
+/* The long parts are left out under MR_TEST_QUICK=1 (valgrind runs). */
+#define STRESS() do { if (getenv("MR_TEST_QUICK")) skip(); } while (0)
+
 #define TEST(name) static void name(void **state __attribute__((unused)))
 
 struct rig {

@@ -407,6 +407,7 @@ static void sweep(int series, int everybody)
     unsigned n = in_run.n, deaths = 0;
     int ignored;
 
+    STRESS();
     for (unsigned p = 0; p < n; p++) {
         for (unsigned k = 1;; k++) {
             char fault[96];
@@ -434,6 +435,7 @@ TEST(test_sweep_recovery)
                                         "test.drafter.half_applied:1", "test.drafter.zeroed:1", "ipc.item.slab_freed:2", "ipc.ckpt.claimed:1"};
     unsigned n = in_recovery.n, deaths = 0;
 
+    STRESS();
     for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
         for (unsigned p = 0; p < n; p++) {
             int recovery_died = 1;

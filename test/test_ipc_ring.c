@@ -334,6 +334,7 @@ TEST(test_killed_processes)
     unsigned seed = (unsigned)getpid(), kills = 300;
     pid_t pid[4];
 
+    STRESS();
     print_message("seed %u\n", seed);
     srand(seed);
     stress_make(&t, 5);

@@ -159,6 +159,7 @@ static void many(unsigned det, unsigned slabs, unsigned runs)
 {
     unsigned seed = (unsigned)getpid() * 16, kills = 0;
 
+    STRESS();
     print_message("seeds %u to %u\n", seed, seed + runs - 1);
     for (unsigned i = 0; i < runs; i++)
         kills += run_killed(seed + i, det, slabs);

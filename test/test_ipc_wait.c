@@ -114,6 +114,7 @@ static void pingpong(unsigned start_seq)
     struct pingpong p = {.s = &g.s, .e = {&g.s.hdr->evc[MR_TARGET], &g.s.hdr->evc[MR_DRAFTER]}, .rounds = 40000};
     pthread_t a, b;
 
+    STRESS();
     mr_st(&p.e[0]->seq, start_seq);
     mr_st(&p.e[1]->seq, start_seq);
     pthread_create(&a, NULL, first, &p);
@@ -165,6 +166,7 @@ TEST(test_crowd)
     struct member m[6];
     pthread_t t[6];
 
+    STRESS();
     for (unsigned i = 0; i < 6; i++) {
         m[i] = (struct member){&c, i};
         pthread_create(&t[i], NULL, watch, &m[i]);
