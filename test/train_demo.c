@@ -26,6 +26,7 @@ struct trainer {
     uint64_t ns[3];              /* target, drafter, optimizer */
     uint64_t tokens, draft_tokens;
     double loss, weight;         /* of the step */
+    double last20;               /* mean loss of the last 20 steps */
     struct mr_err err;
 };
 
@@ -127,6 +128,8 @@ static void optimizer(struct trainer *x, unsigned step, unsigned steps)
     if (step % 50 == 0 || step + 1 == steps)
         fprintf(stderr, "step %u of %u  loss %.4f  gradient norm %.3f  %.0f tokens/s\n", step + 1, steps, x->loss / x->weight, norm,
                 (double)x->tokens / (1e-9 * (double)(x->ns[0] + x->ns[1] + x->ns[2])));
+    if (step + 20 >= steps)
+        x->last20 += x->loss / x->weight / 20;
     x->loss = x->weight = 0;
 }
 
@@ -170,6 +173,7 @@ int main(int argc, char **argv)
         }
         mr_plan_free(&p);
     }
+    printf("mean loss of the last 20 steps: %.4f\n", x.last20);
     printf("%llu tokens, %llu draft tokens; per 1000 tokens: target %.4f s, drafter %.4f s, optimizer %.4f s; %.0f tokens/s\n",
            (unsigned long long)x.tokens, (unsigned long long)x.draft_tokens, 1e-6 * (double)x.ns[0] / (double)x.tokens,
            1e-6 * (double)x.ns[1] / (double)x.tokens, 1e-6 * (double)x.ns[2] / (double)x.tokens,
