@@ -147,6 +147,72 @@ void mr_k_cpu_destroy(struct mr_k *k);
 struct mr_k *mr_k_cuda_create(int device, int deterministic, char *err, size_t err_bytes);
 void mr_k_cuda_destroy(struct mr_k *k);
 
+/* ---- device memory that outlives an actor (kernels/cuda/arena.cu) --------------------------------------------------------------------
+ * Not part of the table: only GPUs need it.  A keeper allocates and exports; others open by handle.  All return 0, or a negative errno with
+ * a message in err (err_bytes long).  In a build without CUDA each one fails with -ENOSYS and says so. */
+
+enum { MR_K_CUDA_HANDLE = 64, MR_K_CUDA_UUID = 41, MR_K_CUDA_DEVICES = 16 };
+
+struct mr_k_cuda_device {
+    char name[64], uuid[MR_K_CUDA_UUID];             /* "NVIDIA H200", "GPU-6f3c..." */
+    uint64_t free_bytes, total_bytes;
+    int major, minor, sms;
+    uint8_t peer[MR_K_CUDA_DEVICES];                 /* peer[j]: this device can map the memory of device j (itself: 1) */
+};
+
+/* Visible devices, in the order of CUDA_VISIBLE_DEVICES; *n of them, at most MR_K_CUDA_DEVICES.  Makes a context on each, which costs memory
+ * there as long as the process lives: for short-lived processes. */
+int mr_k_cuda_devices(struct mr_k_cuda_device *out, int *n, char *err, size_t err_bytes);
+
+/* "cuda:N" or "GPU-<uuid>" (or its unique beginning) -> *index among the visible devices.  Makes no context. */
+int mr_k_cuda_resolve(const char *device, int *index, char *err, size_t err_bytes);
+
+/* Makes `device` the calling thread's.  A keeper needs no more of CUDA than this: no stream, no library, no kernel. */
+int mr_k_cuda_use(int device, char *err, size_t err_bytes);
+int mr_k_cuda_mem_info(uint64_t *free_bytes, uint64_t *total_bytes, char *err, size_t err_bytes);
+/* Zeroed memory of the current device, by plain cudaMalloc (anything else cannot be exported), and its handle and device uuid (0-terminated).
+ * -ENOMEM: it does not fit now. */
+int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle[MR_K_CUDA_HANDLE], char uuid[MR_K_CUDA_UUID], char *err,
+                          size_t err_bytes);
+void mr_k_cuda_arena_free(void *base);
+/* Maps an exported arena into this process, for the current device (over peer access when it lies on another one).  -ENXIO: the exporter
+ * is dead, or the handle is of memory that is no more.  Never in the exporting process. */
+int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes);
+void mr_k_cuda_arena_close(void *base);
+
+/* ---- asynchronous work around the table's calls (kernels/cuda/async.cu): 0 or -EIO; a context's first error is logged and stays -------- */
+
+/* Pinned host memory.  NULL when there is none. */
+void *mr_k_cuda_host_alloc(struct mr_k *k, size_t bytes);
+void mr_k_cuda_host_free(struct mr_k *k, void *p);
+/* dst (device) = src (pinned), in stream order; src must stay until a mark behind it has passed. */
+int mr_k_cuda_put(struct mr_k *k, void *dst, const void *src, size_t bytes);
+
+/* A mark: a point in the stream of a context. */
+struct mr_k_mark;
+struct mr_k_mark *mr_k_cuda_mark_create(struct mr_k *k);
+void mr_k_cuda_mark_destroy(struct mr_k *k, struct mr_k_mark *m);
+int mr_k_cuda_mark_set(struct mr_k *k, struct mr_k_mark *m);     /* behind everything issued so far */
+int mr_k_cuda_mark_wait(struct mr_k *k, struct mr_k_mark *m);    /* sleeps until all before it is done; at once when never set */
+/* Device milliseconds between two marks that have passed. */
+int mr_k_cuda_mark_ms(struct mr_k *k, const struct mr_k_mark *from, const struct mr_k_mark *to, double *ms);
+
+/* A pull: copies from other memory (a slab, also on another GPU) into one of two staging places, on a stream of its own, while the
+ * context computes on the other place.  `place` is 0 or 1. */
+struct mr_k_pull;
+struct mr_k_pull *mr_k_cuda_pull_create(struct mr_k *k);
+void mr_k_cuda_pull_destroy(struct mr_k *k, struct mr_k_pull *p);
+/* Begins the copy once everything issued so far that may still read the place's old contents is done. */
+int mr_k_cuda_pull_begin(struct mr_k *k, struct mr_k_pull *p, int place, void *dst, const void *src, size_t bytes);
+int mr_k_cuda_pull_use(struct mr_k *k, struct mr_k_pull *p, int place);    /* what is issued from here on runs behind the copy */
+int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int place);   /* host: the copy is complete, the source may be freed (edge E2) */
+
+/* ---- random weights: the same numbers on every backend -------------------------------------------------------------------------------- */
+
+/* x[i] = uniform with mean 0 and the given standard deviation, a pure function of (seed, first + i); f32 on the host, act on the device. */
+void mr_k_random_f32(float *host_x, uint64_t seed, uint64_t first, size_t n, float std);
+int mr_k_cuda_random(struct mr_k *k, void *dst, uint64_t seed, size_t n, float std);
+
 /* Host helper: RoPE table (max_pos, hd) f32 from inverse frequencies (hd/2), angles in f32 as Hugging Face computes them. */
 void mr_k_rope_table(float *host_cs, int max_pos, int hd, const float *host_inv_freq);
 
