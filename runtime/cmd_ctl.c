@@ -63,11 +63,11 @@ static int wait_for_successor(const struct mr_seg *s, const struct mr_actor_row 
     return 1;
 }
 
-static int report(const char *run, const char *actor, unsigned old, double seconds, struct mr_err *err)
+/* Reports the successor; `t0` is when the request was sent. */
+static int report(const char *run, const char *actor, unsigned old, uint64_t t0, double seconds, struct mr_err *err)
 {
     struct mr_seg s = {0};
     struct mr_actor_row *row;
-    uint64_t t0 = mr_now_ns();
 
     if (mr_seg_open(&s, run, 0, err))
         return -1;
@@ -98,6 +98,7 @@ int mr_cmd_restart(int argc, char **argv)
     struct mr_err err = {0};
     json_t *reply;
     unsigned old;
+    uint64_t t0;
 
     r = mr_args_parse(&u, argc, argv, pos, &n);
     if (r)
@@ -105,10 +106,11 @@ int mr_cmd_restart(int argc, char **argv)
     actor = pos[n - 1];
     if (mr_cmd_pick_run(n == 2 ? pos[0] : NULL, run, &err))
         return mr_cmd_fail(&err);
+    t0 = mr_now_ns();
     reply = mr_control_call(run, json_pack("{s:s, s:s, s:b}", "cmd", "restart", "actor", actor, "kill", kill), ANSWER_MS, &err);
     if (!reply)
         return mr_cmd_fail(&err);
     old = (unsigned)json_integer_value(json_object_get(reply, "incarnation"));
     json_decref(reply);
-    return report(run, actor, old, 60.0, &err) ? mr_cmd_fail(&err) : 0;
+    return report(run, actor, old, t0, 60.0, &err) ? mr_cmd_fail(&err) : 0;
 }

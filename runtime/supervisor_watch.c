@@ -25,6 +25,12 @@
 #define REDRAW_NS 250000000u
 enum { START_FACTOR = 10, LOOK_TICKS = 10 };
 
+/* Nanoseconds from `then` to `now`.  0 when then is the later one: a tick's `now` is older than a process that the tick itself started. */
+static uint64_t since(uint64_t now, uint64_t then)
+{
+    return now > then ? now - then : 0;
+}
+
 /* ---- hangs --------------------------------------------------------------------------------------------------------------------------- */
 
 /* Once a second: reading /proc ten times as often would only cost. */
@@ -54,14 +60,14 @@ static void watch_slot(struct mr_slot *s, uint64_t now)
         s->busy_since_ns = now;
     }
     look_for_stopped(s, now);
-    if (s->stopped_since_ns && now - s->stopped_since_ns > hang_ns) {
+    if (s->stopped_since_ns && since(now, s->stopped_since_ns) > hang_ns) {
         mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name, "pid %d has stood stopped for %.0f s (restart.hang_s): killing it", s->child.pid,
                   t->restart.hang_s);
         mr_sup_kill(s, MR_KILL_STOPPED);
-    } else if (now - s->busy_since_ns > hang_ns * (starting ? START_FACTOR : 1)) {
+    } else if (since(now, s->busy_since_ns) > hang_ns * (starting ? START_FACTOR : 1)) {
         mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name,
                   "pid %d is not waiting and has finished nothing for %.0f s (restart.hang_s %g%s): killing it", s->child.pid,
-                  (double)(now - s->busy_since_ns) * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
+                  (double)since(now, s->busy_since_ns) * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
         mr_sup_kill(s, MR_KILL_HANG);
     }
 }
@@ -78,15 +84,15 @@ static const char *state_name(unsigned state)
 static void describe_slot(FILE *f, const struct mr_slot *s, uint64_t now)
 {
     unsigned why = mr_ld(&s->row->wait_reason), state = mr_ld(&s->row->state);
-    uint64_t since = mr_ld(&s->row->wait_since_ns);
+    uint64_t parked_ns = mr_ld(&s->row->wait_since_ns);
 
     fprintf(f, "; %s ", s->row->name);
     if (state != MR_ACTOR_RUNNING)
         fprintf(f, "is %s", state_name(state));
     else if (why != MR_WAIT_NONE)
-        fprintf(f, "waits for %s since %.1f s", mr_wait_name(why), since && since < now ? (double)(now - since) * 1e-9 : 0.0);
+        fprintf(f, "waits for %s since %.1f s", mr_wait_name(why), parked_ns ? (double)since(now, parked_ns) * 1e-9 : 0.0);
     else
-        fprintf(f, "works since %.1f s", (double)(now - s->busy_since_ns) * 1e-9);
+        fprintf(f, "works since %.1f s", (double)since(now, s->busy_since_ns) * 1e-9);
     if (s->child.pid)
         fprintf(f, " (pid %d, %c)", s->child.pid, mr_pid_state(s->child.pid));
 }
@@ -99,7 +105,7 @@ static void stall_report(struct mr_sup *sup, uint64_t now)
 
     if (!f)
         return;
-    fprintf(f, "nothing has moved for %.0f s at step %u (%s)", (double)(now - sup->moved_ns) * 1e-9, mr_sw_step(w),
+    fprintf(f, "nothing has moved for %.0f s at step %u (%s)", (double)since(now, sup->moved_ns) * 1e-9, mr_sw_step(w),
             mr_step_phase_name(mr_sw_phase(w)));
     for (unsigned i = 0; i < sup->n_slots; i++)
         describe_slot(f, &sup->slot[i], now);
@@ -128,7 +134,7 @@ static void watch_stall(struct mr_sup *sup, uint64_t now)
     if (now < sup->next_stall_ns)
         return;
     stall_report(sup, now);
-    sup->next_stall_ns = now + 2 * (now - sup->moved_ns); /* 15 s, 45 s, ...: named, not repeated for hours */
+    sup->next_stall_ns = now + 2 * since(now, sup->moved_ns); /* 15 s, 45 s, ...: named, not repeated for hours */
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------------------------------- */
@@ -153,9 +159,9 @@ static void watch_end(struct mr_sup *sup, uint64_t now)
 {
     uint64_t limit = sup->state == MR_SUP_ENDING ? ENDING_NS : FAILING_NS;
 
-    if (!sup->killed && now - sup->ending_ns > limit)
+    if (!sup->killed && since(now, sup->ending_ns) > limit)
         kill_all(sup);
-    if (now - sup->ending_ns < UNKILLABLE_NS)
+    if (since(now, sup->ending_ns) < UNKILLABLE_NS)
         return;
     for (unsigned i = 0; i < sup->n_slots; i++) {
         struct mr_slot *s = &sup->slot[i];
@@ -182,9 +188,9 @@ static void show_progress(struct mr_sup *sup, uint64_t now)
     char line[256];
 
     mr_progress_sample(&sup->progress, &sup->totals, now);
-    if (now - sup->totals.start_ns < FIRST_LINE_NS)
+    if (since(now, sup->totals.start_ns) < FIRST_LINE_NS)
         return; /* without a rate yet */
-    if (now - sup->progress.shown_ns < (sup->log.tty ? REDRAW_NS : PLAIN_LINE_NS))
+    if (since(now, sup->progress.shown_ns) < (sup->log.tty ? REDRAW_NS : PLAIN_LINE_NS))
         return;
     sup->progress.shown_ns = now;
     mr_progress_line(&sup->progress, &sup->totals, sup->totals.restarts, line, sizeof line);

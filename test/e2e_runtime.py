@@ -101,6 +101,16 @@ class Run:
         s = self.status()
         return s["step"] if s else -1
 
+    def reach(self, step, seconds=60):
+        """Waits until the run is at `step`; says what it looks like when it never gets there."""
+        try:
+            wait_until(lambda: self.step() >= step or self.proc.poll() is not None, seconds, f"step {step}")
+        except AssertionError:
+            print(self.text()[-3000:])
+            subprocess.run([MILLRACE, "inspect", self.name], check=False)
+            raise
+        need(self.proc.poll() is None, f"the run is over before step {step}: exit code {self.proc.returncode}\n{self.text()[-3000:]}")
+
     def pids(self):
         s = self.status()
         return {a["name"]: a["pid"] for a in s["actors"] if a["pid"] > 0} if s else {}
@@ -206,13 +216,63 @@ def case_deterministic():
         try:
             r.start()
             for k in range(8 if tag == "det-b" else 0):
-                wait_until(lambda k=k: r.step() >= 5 * k + 2, 30, "the next kill")
+                r.reach(5 * k + 2, 30)
                 kill_one(r, rnd)
             r.must_end(0, "completed")
             r.must_be_exact()
             need((r.summary()["restarts"] >= 7) == (tag == "det-b"), f"restarts: {r.summary()['restarts']}")
             with open(os.path.join(r.dir, "latest", "trainer.safetensors"), "rb") as f:
                 blobs.append(f.read())
+        finally:
+            r.close()
+    need(blobs[0] == blobs[1], "the final trainer.safetensors differ")
+
+
+class Demo(Run):
+    """A few steps of conf/demo.json: the real target, the real drafter."""
+
+    def __init__(self, tag, **train):
+        super().__init__(tag)
+        root = os.path.dirname(HERE)
+        with open(os.path.join(root, "conf", "demo.json"), encoding="utf-8") as f:
+            self.data = json.load(f)
+        self.data["run"].update(name=self.name, dir=self.dir)
+        self.data["target"]["checkpoint"] = os.path.join(root, "demo", "target")
+        self.data["data"]["train"] = os.path.join(root, "demo", "train.safetensors")
+        self.data["train"].update(train)
+        self.data.pop("metrics")
+        self.save()
+
+
+def case_demo():
+    """The real engines: deterministic mode gives the same bits with kills, resume goes on from them; eval and export take what comes out."""
+    blobs, rnd = [], random.Random(11)
+    for tag in ("demo-a", "demo-b"):
+        r = Demo(tag, max_steps=14, checkpoint_every_steps=4, deterministic=True)
+        try:
+            r.start()
+            for k in range(6 if tag == "demo-b" else 0):
+                r.reach(k + 1, 120)
+                kill_one(r, rnd)
+            if tag == "demo-b":                                 # and the supervisor, late in the run
+                r.reach(10, 240)
+                r.proc.kill()
+                r.proc.wait()
+                r.start("--resume")
+            r.must_end(0, "completed", 300)
+            lines = r.ledger()
+            need([x["step"] for x in lines] == list(range(14)), "steps of the ledger")
+            need(lines[-1]["loss"] < lines[0]["loss"], f"loss {lines[0]['loss']} -> {lines[-1]['loss']}")
+            latest = os.path.join(r.dir, "latest")
+            with open(os.path.join(latest, "trainer.safetensors"), "rb") as f:
+                blobs.append(f.read())
+            demo = os.path.join(os.path.dirname(HERE), "demo")
+            e = subprocess.run([MILLRACE, "eval", "--target", os.path.join(demo, "target"), "--draft", latest, "--data", os.path.join(demo, "eval.safetensors"),
+                                "--limit", "2", "--json"], capture_output=True, text=True, check=False)
+            need(e.returncode == 0 and json.loads(e.stdout)["accept_len"] >= 1, f"eval: {e}")
+            out = os.path.join(r.tmp, "out")
+            e = subprocess.run([MILLRACE, "export", latest, out], capture_output=True, text=True, check=False)
+            need(e.returncode == 0 and "model.safetensors" in os.listdir(out), f"export: {e}")
         finally:
             r.close()
     need(blobs[0] == blobs[1], "the final trainer.safetensors differ")
@@ -238,7 +298,7 @@ def case_kill():
     r = Run("kill", rows=6000)
     try:
         r.start()
-        wait_until(lambda: r.step() >= 1, 30, "the first step")
+        r.reach(1, 30)
         killed = []
         while len(killed) < 30 and r.proc.poll() is None:
             time.sleep(rnd.uniform(0.02, 0.3))
@@ -258,13 +318,12 @@ def case_kill():
 
 def case_supervisor_kill():
     """kill -9 of the supervisor: all actors go, clean removes, resume completes; three times over."""
-    r = Run("sup", rows=800)
+    r = Run("sup", rows=3000)
     try:
         for life in range(3):
             r.start(*(["--resume"] if life else []))
             target = 5 + 12 * life
-            wait_until(lambda t=target: r.step() >= t or r.proc.poll() is not None, 60, f"step {target}")
-            need(r.proc.poll() is None, f"the run is over too early:\n{r.text()[-2000:]}")
+            r.reach(target)
             pids = list(r.pids().values())
             need(len(pids) >= 4, f"actors: {pids}")
             r.proc.kill()
@@ -324,7 +383,7 @@ def case_clean_spares_the_living():
     r = Run("living", rows=800)
     try:
         r.start()
-        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        r.reach(2, 30)
         before = sorted(r.shm())
         c = subprocess.run([MILLRACE, "clean"], capture_output=True, text=True, check=False)
         need(c.returncode == 0, f"clean: {c}")
@@ -347,7 +406,7 @@ def case_stop():
     r = Run("stop", rows=4000)
     try:
         r.start()
-        wait_until(lambda: r.step() >= 3, 30, "step 3")
+        r.reach(3, 30)
         c = subprocess.run([MILLRACE, "stop", r.name], capture_output=True, text=True, check=False)
         need(c.returncode == 0, f"stop: {c}")
         r.must_end(0, "stopped")
@@ -357,7 +416,7 @@ def case_stop():
         for sigs, code, status in (([signal.SIGTERM], 0, "stopped"), ([signal.SIGHUP], 0, "stopped"), ([signal.SIGINT, signal.SIGINT], 130, "interrupted"), ("now", 143, "interrupted")):
             before = r.summary()["steps"]
             r.start("--resume")
-            wait_until(lambda b=before: r.step() >= b + 2 or r.proc.poll() is not None, 60, "two more steps")
+            r.reach(before + 2)
             if sigs == "now":
                 subprocess.run([MILLRACE, "stop", r.name, "--now"], check=True, capture_output=True)
             else:
@@ -378,7 +437,7 @@ def case_descriptors():
     r = Run("fds", rows=1600)
     try:
         r.start()
-        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        r.reach(2, 30)
         for name, pid in r.pids().items():
             links = {}
             for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -422,7 +481,7 @@ def case_restart():
     r = Run("restart", rows=2400)
     try:
         r.start()
-        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        r.reach(2, 30)
         for args in (["drafter/0"], ["drafter/1", "--kill"], ["target/0"], ["target/1", "--kill"], ["feeder/0"], ["feeder/0", "--kill"]):
             before = {a["name"]: a for a in r.status()["actors"]}
             c = subprocess.run([MILLRACE, "restart", r.name, *args], capture_output=True, text=True, check=False)
@@ -478,12 +537,29 @@ def case_failing_actor():
         r.close()
 
 
+def case_backoff():
+    """An actor that dies three times while starting comes back after its back-off and is left in peace."""
+    r = Run("backoff")
+    try:
+        count = os.path.join(r.tmp, "count")
+        shim = script(os.path.join(r.tmp, "actor"), f"""
+if [ "$4" = 3 ] && [ "$(cat {count} 2>/dev/null | wc -c)" -lt 3 ]; then echo -n x >>{count}; exit 1; fi
+exec {os.path.join(BIN, "millrace-actor")} "$@"
+""")
+        r.start(env={"MILLRACE_ACTOR": shim})
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        need(r.summary()["restarts"] == 3, f"restarts: {r.summary()['restarts']}\n{r.text()}")
+    finally:
+        r.close()
+
+
 def case_hang():
     """An actor that stops is killed after hang_s, and the run goes on."""
     r = Run("hang", rows=1200, restart={"hang_s": 2})
     try:
         r.start()
-        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        r.reach(2, 30)
         pid = r.pids()["drafter/0"]
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: not alive(pid), 30, "the stopped drafter is killed")
@@ -500,7 +576,7 @@ def case_fault_points():
         r = Run("point-" + point.replace(".", "-"), rows=1200)
         try:
             r.start(env={"MR_FAULT": f"{point}:1:supervisor"})
-            wait_until(lambda: r.step() >= 3, 30, "step 3")
+            r.reach(3, 30)
             os.kill(r.pids()["drafter/0"], signal.SIGKILL)
             if r.wait() == 0:
                 print("SKIP: built without fault points")
@@ -533,6 +609,42 @@ def case_fault_points():
     return 0
 
 
+def case_sweep():
+    """Each actor kind dies once at each of its fault points, at the first and at a later passage; the run completes exactly."""
+    r = Run("sweep", rows=120)
+    trace = os.path.join(r.tmp, "trace")
+    try:
+        r.start(env={"MR_FAULT_TRACE": trace})
+        r.must_end(0, "completed")
+        if not os.path.exists(trace):
+            print("SKIP: built without fault points")
+            return 77
+        with open(trace, encoding="utf-8") as f:
+            lines = (line.split() for line in f)
+            points = sorted({(role.split("/")[0], point) for role, point in lines if not role.startswith("supervisor")})
+    finally:
+        r.close()
+    need(len(points) >= 30, f"only {len(points)} points seen: {points}")
+    for role, point in points:
+        for n in (1, 7):
+            r = Run("sweep", rows=120)
+            try:
+                once = os.path.join(r.tmp, "once")
+                r.start(env={"MR_FAULT": f"{point}:{n}:{role}", "MR_FAULT_ONCE": once})
+                r.must_end(0, "completed")
+                r.must_be_exact()
+                hit = os.path.exists(once)
+                need(hit or n > 1, f"{point} was never passed by a {role}")
+                need(r.summary()["restarts"] == hit or point == "actor.sentinel.acked", f"{role} {point}: {r.summary()['restarts']} restarts")
+            except AssertionError:
+                print(f"at {role} {point} passage {n}")
+                raise
+            finally:
+                r.close()
+    print(f"{len(points)} points")
+    return 0
+
+
 def case_metrics():
     r = Run("metrics", rows=1200, metrics={"listen": "127.0.0.1:0"})
     port = random.randrange(20000, 50000)
@@ -540,7 +652,7 @@ def case_metrics():
     r.save()
     try:
         r.start()
-        wait_until(lambda: r.step() >= 2, 30, "step 2")
+        r.reach(2, 30)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as f:
             text = f.read().decode()
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
