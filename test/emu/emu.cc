@@ -208,6 +208,8 @@ static float dot(const bf16 *x, size_t sx, const bf16 *y, size_t sy, int n)
 
 int mr_cuda_linear(struct mr_k *, int m, int n, int kk, const void *x, int ldx, const void *W, void *y, int ldy, int acc)
 {
+    if (kk <= 0)
+        return -EINVAL;
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             bf16 *d = (bf16 *)y + (size_t)i * ldy + j;
@@ -238,6 +240,8 @@ int mr_cuda_linear_dx(struct mr_k *, int m, int n, int kk, const void *dy, int l
 
 int mr_cuda_linear_dw(struct mr_k *, int m, int n, int kk, const void *dy, int ldy, const void *x, int ldx, float *dW)
 {
+    if (m == 0)
+        return 0;
     for (int i = 0; i < n; i++)
         for (int j = 0; j < kk; j++)
             dW[(size_t)i * kk + j] += dot((const bf16 *)dy + i, (size_t)ldy, (const bf16 *)x + j, (size_t)ldx, m);

@@ -1,0 +1,151 @@
+/* Matrix products and the chunked cross-entropy of the cuda backend against the cpu backend. */
+#include "cuda_ref.h"
+
+#include <errno.h>
+
+/* m, n, k, additions to the strides of x and y */
+static const int shapes[][5] = {{1, 1, 8, 0, 0},    {5, 3, 16, 0, 0},   {33, 40, 24, 8, 16}, {64, 64, 64, 0, 0},
+                                {17, 129, 35, 1, 3}, {2, 130, 256, 8, 8}, {100, 16, 7, 0, 1},  {63, 8, 129, 0, 0}};
+static const int large[][5] = {{3000, 4096, 512, 0, 0}, {1999, 1024, 4096, 64, 0}, {4096, 1000, 1000, 8, 8}};
+
+/* f32 accumulation in another order: errors grow like sqrt(k) * 2^-24, far below the rounding of a bf16 result. */
+static void product_case(const int s[5])
+{
+    int m = s[0], n = s[1], kk = s[2], ldx = kk + s[3], ldy = n + s[4];
+    struct ten x = ten_rnd((size_t)m * ldx, 1, 1, 1.0), w = ten_rnd((size_t)n * kk, 1, 2, 1.0), y = ten_new((size_t)m * ldy, 1);
+    struct ten dy = ten_rnd((size_t)m * ldy, 1, 3, 1.0), dx = ten_new((size_t)m * ldx, 1), dw = ten_rnd((size_t)n * kk, 0, 4, 1.0);
+
+    for (int acc = 0; acc < 2; acc++) {
+        BOTH(gpu->op->linear(gpu, m, n, kk, x.g, ldx, w.g, y.g, ldy, acc), cpu->op->linear(cpu, m, n, kk, x.c, ldx, w.c, y.c, ldy, acc));
+        ten_check("linear", &y, BF16_RMS, BF16_MAX);
+        BOTH(gpu->op->linear_dx(gpu, m, n, kk, dy.g, ldy, w.g, dx.g, ldx, acc),
+             cpu->op->linear_dx(cpu, m, n, kk, dy.c, ldy, w.c, dx.c, ldx, acc));
+        ten_check("linear_dx", &dx, BF16_RMS, BF16_MAX);
+        for (size_t i = 0; i < y.n; i++)
+            y.c[i] = bf_round(y.c[i]);
+        for (size_t i = 0; i < dx.n; i++)
+            dx.c[i] = bf_round(dx.c[i]);
+        ten_push(&y);
+        ten_push(&dx);
+        BOTH(gpu->op->linear_dw(gpu, m, n, kk, dy.g, ldy, x.g, ldx, dw.g), cpu->op->linear_dw(cpu, m, n, kk, dy.c, ldy, x.c, ldx, dw.c));
+        ten_check("linear_dw", &dw, 1e-5, 1e-4);
+    }
+    ten_free(&x), ten_free(&w), ten_free(&y), ten_free(&dy), ten_free(&dx), ten_free(&dw);
+}
+
+static void test_products(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        product_case(shapes[i]);
+    for (size_t i = 0; i < sizeof large / sizeof *large && test_large(); i++)
+        product_case(large[i]);
+    assert_int_equal(gpu->op->linear(gpu, 0, 8, 8, NULL, 8, NULL, NULL, 8, 0), 0);
+    assert_int_equal(gpu->op->linear(gpu, 8, 8, 0, NULL, 8, NULL, NULL, 8, 0), -EINVAL);
+    assert_int_equal(gpu->op->linear_dw(gpu, 0, 8, 8, NULL, 8, NULL, 8, NULL), 0);
+}
+
+/* Pointers that are only 2, 4, 8 bytes aligned. */
+static void test_alignment(void **state)
+{
+    int m = 24, n = 40, kk = 32;
+
+    (void)state;
+    for (int off = 1; off <= 4; off *= 2) {
+        struct ten x = ten_rnd((size_t)m * kk + off, 1, 1, 1.0), w = ten_rnd((size_t)n * kk + off, 1, 2, 1.0), y = ten_new((size_t)m * n + off, 1);
+
+        BOTH(gpu->op->linear(gpu, m, n, kk, (char *)x.g + 2 * off, kk, (char *)w.g + 2 * off, (char *)y.g + 2 * off, n, 0),
+             cpu->op->linear(cpu, m, n, kk, x.c + off, kk, w.c + off, y.c + off, n, 0));
+        ten_check("linear, odd pointers", &y, BF16_RMS, BF16_MAX);
+        ten_free(&x), ten_free(&w), ten_free(&y);
+    }
+}
+
+/* ---- loss ---- */
+
+/* The gradient is rounded to bf16 twice: as the gradient of a logit, and as the result. */
+static void ce_case(int n, int H, int V)
+{
+    struct ten x = ten_rnd((size_t)n * H, 1, 1, 1.0), w = ten_rnd((size_t)V * H, 1, 2, 2.0 / sqrt(H)), weight = ten_rnd(n, 0, 3, 1.0);
+    struct ten ce = ten_new(n, 0), dx = ten_new((size_t)n * H, 1), top = ten_new(n, 0), ce2 = ten_new(n, 0);
+    size_t scratch_bytes = gpu->op->ce_scratch(gpu, n, H, V);
+    void *scratch = gpu->op->alloc(gpu, scratch_bytes), *cpu_scratch = malloc(cpu->op->ce_scratch(cpu, n, H, V) + 64);
+    int32_t *label = malloc((size_t)n * sizeof *label), *dev, *cpu_top = malloc((size_t)n * sizeof *cpu_top), *dev_top = dev_i32(label, n);
+    struct mr_rng r = mr_rng_key(9, 9, 9);
+
+    for (int i = 0; i < n; i++) {
+        label[i] = i % 13 == 5 ? -1 : (int32_t)mr_rng_below(&r, (uint64_t)V);
+        weight.c[i] = i % 7 == 2 ? 0.0f : fabsf(weight.c[i]);
+    }
+    ten_push(&weight);
+    dev = dev_i32(label, n);
+    BOTH(gpu->op->ce(gpu, n, H, V, x.g, w.g, dev, weight.g, scratch, ce.g, dev_top, dx.g),
+         cpu->op->ce(cpu, n, H, V, x.c, w.c, label, weight.c, cpu_scratch, ce.c, cpu_top, dx.c));
+    ten_check("ce", &ce, 1e-5, 1e-4);
+    ten_check("ce dx", &dx, 4e-3, 3e-2);
+    assert_int_equal(gpu->op->ce(gpu, n, H, V, x.g, w.g, dev, NULL, scratch, ce2.g, NULL, NULL), 0);
+    ten_same("ce without gradient", &ce, &ce2);
+    assert_int_equal(gpu->op->d2h(gpu, top.c, dev_top, (size_t)n * sizeof(int32_t)), 0);
+    assert_int_equal(gpu->op->sync(gpu), 0);
+    for (int i = 0, off = 0; i < n; i++) {
+        int32_t got;
+
+        memcpy(&got, top.c + i, sizeof got);
+        off += got != cpu_top[i];      /* two logits that differ by less than an f32 rounding may swap */
+        if (off > 1 + n / 500 || (label[i] < 0 && got != -1))
+            fail_msg("argmax of row %d is %d, want %d", i, got, cpu_top[i]);
+    }
+    gpu->op->release(gpu, scratch), gpu->op->release(gpu, dev), gpu->op->release(gpu, dev_top);
+    free(cpu_scratch), free(label), free(cpu_top);
+    ten_free(&x), ten_free(&w), ten_free(&weight), ten_free(&ce), ten_free(&dx), ten_free(&top), ten_free(&ce2);
+}
+
+static void test_ce(void **state)
+{
+    (void)state;
+    ce_case(5, 16, 7);
+    ce_case(40, 32, 129);
+    ce_case(9, 24, 5003);
+    ce_case(3, 8, 20001);
+    if (test_large()) {
+        ce_case(4500, 64, 4099);       /* three chunks */
+        ce_case(200, 256, 151936);
+    }
+}
+
+/* Scores far above what exp can hold. */
+static void test_ce_large(void **state)
+{
+    struct ten x = ten_new(2 * 8, 1), w = ten_new(16 * 8, 1), ce = ten_new(2, 0), weight = ten_new(2, 0), dx = ten_new(16, 1);
+    int32_t label[2] = {3, 15}, *dev = dev_i32(label, 2);
+    void *scratch = gpu->op->alloc(gpu, gpu->op->ce_scratch(gpu, 2, 8, 16));
+
+    (void)state;
+    for (int i = 0; i < 16; i++)
+        x.c[i] = 64.0f;
+    for (int i = 0; i < 128; i++)
+        w.c[i] = i / 8 == 3 ? 4.0f : i / 8 == 15 ? 2.0f : -4.0f;
+    weight.c[0] = weight.c[1] = 1.0f;
+    ten_push(&x), ten_push(&w), ten_push(&weight);
+    ce.c[0] = 0.0f, ce.c[1] = 1024.0f;
+    for (int i = 0; i < 16; i++)
+        dx.c[i] = i < 8 ? 0.0f : 2.0f;                 /* W[3] - W[15] */
+    assert_int_equal(gpu->op->ce(gpu, 2, 8, 16, x.g, w.g, dev, weight.g, scratch, ce.g, NULL, dx.g), 0);
+    ten_check("ce of large scores", &ce, 0.0, 0.0);
+    ten_check("gradient of large scores", &dx, 0.0, 0.0);
+    gpu->op->release(gpu, scratch), gpu->op->release(gpu, dev);
+    ten_free(&x), ten_free(&w), ten_free(&ce), ten_free(&weight), ten_free(&dx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_ce),
+        cmocka_unit_test(test_ce_large),
+    };
+
+    test_open();
+    return test_close(cmocka_run_group_tests(tests, NULL, NULL));
+}
