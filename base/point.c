@@ -10,23 +10,38 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SEEN_MAX = 256 };
+enum { SEEN_MAX = 256, FAULTS_MAX = 4 };
+
+static struct fault {
+    char name[64];
+    long n;
+    atomic_long passed;
+} point_fault[FAULTS_MAX];
 
 static char point_role[48] = "?";
-static char point_name[96];
-static long point_n;
-static atomic_long point_passed;
 static const char *_Atomic point_seen[SEEN_MAX];
+
+/* "NAME:N[:ROLE]"; a fault of another role keeps an empty name. */
+static void parse(struct fault *f, const char *spec, const char *role)
+{
+    char want[48] = "";
+
+    if (sscanf(spec, "%63[^:]:%ld:%47[^,]", f->name, &f->n, want) < 2 || strncmp(role, want, strlen(want)) != 0)
+        f->name[0] = 0;
+}
 
 void mr_point_init(const char *role)
 {
     const char *spec = getenv("MR_FAULT");
-    char want[48] = "";
 
     snprintf(point_role, sizeof point_role, "%s", role);
-    point_name[0] = 0;
-    if (spec && sscanf(spec, "%95[^:]:%ld:%47s", point_name, &point_n, want) >= 2 && strncmp(role, want, strlen(want)) != 0)
-        point_name[0] = 0;
+    for (int i = 0; i < FAULTS_MAX; i++) {
+        point_fault[i].name[0] = 0;
+        if (spec && *spec)
+            parse(&point_fault[i], spec, role);
+        spec = spec ? strchr(spec, ',') : NULL;
+        spec = spec ? spec + 1 : NULL;
+    }
 }
 
 /* First passage of a point in this process: one O_APPEND write, so lines of several processes do not mix. */
@@ -45,27 +60,38 @@ static void trace(const char *name)
 }
 
 /* MR_FAULT_ONCE: the first process that gets here dies, its successor does not. */
-static void die(void)
+static void die(int k)
 {
     const char *once = getenv("MR_FAULT_ONCE");
+    char path[512];
 
-    if (!once || open(once, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) >= 0)
+    snprintf(path, sizeof path, "%s.%d", once ? once : "", k);
+    if (!once || open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) >= 0)
         raise(SIGKILL);
 }
 
-void mr_point_hit(const char *name)
+static void remember(const char *name)
 {
     for (int i = 0; i < SEEN_MAX; i++) {
         const char *at = atomic_load(&point_seen[i]), *none = NULL;
 
         if (at == name || (at && strcmp(at, name) == 0))
-            break;
+            return;
         if (!at && atomic_compare_exchange_strong(&point_seen[i], &none, name)) {
             trace(name);
-            break;
+            return;
         }
     }
-    if (point_name[0] && strcmp(name, point_name) == 0 && atomic_fetch_add(&point_passed, 1) + 1 == point_n)
-        die();
+}
+
+void mr_point_hit(const char *name)
+{
+    remember(name);
+    for (int k = 0; k < FAULTS_MAX; k++) {
+        struct fault *f = &point_fault[k];
+
+        if (f->name[0] && strcmp(name, f->name) == 0 && atomic_fetch_add(&f->passed, 1) + 1 == f->n)
+            die(k);
+    }
 }
 #endif

@@ -46,7 +46,7 @@ int mr_arena_create_shm(const struct mr_seg *s, unsigned arena, uint64_t bytes, 
     MR_ASSERT(arena < s->hdr->n_arenas && bytes);
     snprintf(suffix, sizeof suffix, "a%u", arena);
     mr_shm_path(path, s->run, suffix);
-    if (mr_shm_create(path, bytes, NULL, err))
+    if (mr_shm_create(path, bytes, NULL, 0, NULL, err))
         return -1;
     row->export_kind = MR_EXPORT_SHM;
     row->bytes = bytes;

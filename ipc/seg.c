@@ -3,8 +3,10 @@
  * The offsets of all sections follow from the counts by one function, place_sections().  The creator stores them in the header; whoever
  * opens computes them again and compares, so a header with any damaged count or offset is refused before it is used.
  *
- * Creation: .ctl first and O_EXCL (that reserves the run's name), then .tok and .plan, then everything in them, then the magic.  Whoever
- * owns .ctl owns all names of the run: left-overs without a .ctl are removed on the way.
+ * Creation: .ctl first (that reserves the run's name), then .tok and .plan, then everything in them, then the magic.  A file gets its
+ * name only when it is allocated and, for .ctl, says who owns it (O_TMPFILE, then linkat, which like O_EXCL never replaces a name): a
+ * creator that dies at any instruction leaves nothing that nobody dares to remove.  Whoever owns .ctl owns all names of the run:
+ * left-overs without a .ctl are removed on the way.
  */
 #include "ipc/seg.h"
 
@@ -128,32 +130,68 @@ static int no_room(const char *path, uint64_t bytes, int e, struct mr_err *err)
                       path, strerror(e), (unsigned long long)bytes, (unsigned long long)available());
 }
 
-int mr_shm_create(const char *path, uint64_t bytes, int *fd, struct mr_err *err)
+/* A file without a name yet, or (old kernels, no /proc) with it already. */
+static int open_new(const char *path, int *named)
 {
-    int f = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600), rc;
+    int f = open(MR_SHM_DIR, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 
-    if (f < 0 && errno == EEXIST)
+    *named = f < 0;
+    return f >= 0 ? f : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+/* Gives the complete file its name; like O_EXCL, never over another one. */
+static int give_name(int f, const char *path)
+{
+    char self[32];
+
+    snprintf(self, sizeof self, "/proc/self/fd/%d", f);
+    return linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? errno : 0;
+}
+
+static int cannot_create(const char *path, int e, struct mr_err *err)
+{
+    if (e == EEXIST)
         return mr_err_set(err, MR_EXIT_ENV, "%s exists already: a run of this name is live, or died; choose another name, or `millrace clean`",
                           path);
-    if (f < 0)
-        return mr_err_set(err, MR_EXIT_ENV, "cannot create %s: %s; /dev/shm must be a writable tmpfs", path, strerror(errno));
-    MR_POINT("ipc.seg.created");
+    return mr_err_set(err, MR_EXIT_ENV, "cannot create %s: %s; /dev/shm must be a writable tmpfs", path, strerror(e));
+}
+
+static int reserve(int f, uint64_t bytes)
+{
     /* Asked first, because a container that runs out of memory inside fallocate kills the process instead of failing the call. */
-    rc = available() < bytes ? ENOSPC : 0;
-    while (!rc && (rc = posix_fallocate(f, 0, (off_t)bytes)) == EINTR)
-        rc = 0;
+    int rc = available() < bytes ? ENOSPC : posix_fallocate(f, 0, (off_t)bytes);
+
+    while (rc == EINTR)
+        rc = posix_fallocate(f, 0, (off_t)bytes);
+    return rc;
+}
+
+int mr_shm_create(const char *path, uint64_t bytes, const void *head, size_t head_bytes, int *fd, struct mr_err *err)
+{
+    int named, f = open_new(path, &named), rc;
+
+    if (f < 0)
+        return cannot_create(path, errno, err);
+    MR_POINT("ipc.seg.created");
+    rc = reserve(f, bytes);
     if (rc) {
         no_room(path, bytes, rc, err);
-        unlink(path);
-        close(f);
-        return -1;
+    } else {
+        if (head_bytes && pwrite(f, head, head_bytes, 0) != (ssize_t)head_bytes)
+            rc = EIO;
+        MR_POINT("ipc.seg.allocated");
+        if (!rc && !named)
+            rc = give_name(f, path);
+        if (rc)
+            cannot_create(path, rc, err);
     }
-    MR_POINT("ipc.seg.allocated");
-    if (fd)
-        *fd = f;
-    else
+    if (rc && named)
+        unlink(path);
+    if (rc || !fd)
         close(f);
-    return 0;
+    else
+        *fd = f;
+    return rc ? -1 : 0;
 }
 
 /* Maps `fd` and closes it. */
@@ -168,13 +206,13 @@ static void *map_fd(int fd, uint64_t bytes, int writable, const char *path, stru
     return NULL;
 }
 
-static void *create_map(const char *run, const char *suffix, uint64_t bytes, struct mr_err *err)
+static void *create_map(const char *run, const char *suffix, uint64_t bytes, const void *head, size_t head_bytes, struct mr_err *err)
 {
     char path[MR_PATH_MAX];
     int fd;
 
     mr_shm_path(path, run, suffix);
-    return mr_shm_create(path, bytes, &fd, err) ? NULL : map_fd(fd, bytes, 1, path, err);
+    return mr_shm_create(path, bytes, head, head_bytes, &fd, err) ? NULL : map_fd(fd, bytes, 1, path, err);
 }
 
 /* Pointers into the mappings. */
@@ -196,6 +234,7 @@ static void set_pointers(struct mr_seg *s)
 
 static void set_owner(struct mr_shm_header *h, const char *run)
 {
+    h->magic = MR_SHM_MAGIC_NEW;
     snprintf(h->run, sizeof h->run, "%s", run);
     mr_boot_id(h->boot_id);
     h->sup_pid = getpid();
@@ -207,10 +246,8 @@ static void set_owner(struct mr_shm_header *h, const char *run)
 }
 
 /* Everything in the fresh (zeroed) segment that is not zero; the magic last. */
-static void fill(struct mr_seg *s, const struct mr_shm_header *h, const char *run)
+static void fill(struct mr_seg *s, const struct mr_shm_header *h)
 {
-    memcpy(s->ctl, h, sizeof *h);
-    set_owner(s->ctl, run);
     set_pointers(s);
     for (unsigned i = 0; i < mr_ring_count(s); i++)
         mr_ring_init(mr_ring_at(s, i), h->ring_cap, i < MR_RING_READY ? MR_QUEUED : MR_READY);
@@ -240,18 +277,19 @@ int mr_seg_create(struct mr_seg *s, const struct mr_seg_params *p, struct mr_err
     s->ctl_bytes = h.total_bytes;
     s->tok_bytes = tok_bytes(&h);
     s->plan_bytes = plan_bytes(&h);
-    s->ctl = create_map(p->run, "ctl", s->ctl_bytes, err);
+    set_owner(&h, p->run);
+    s->ctl = create_map(p->run, "ctl", s->ctl_bytes, &h, sizeof h, err);
     if (!s->ctl)
         return -1;                        /* the name may be somebody else's: touch nothing */
     mr_shm_remove(p->run, 0);
-    s->tok = create_map(p->run, "tok", s->tok_bytes, err);
-    s->plan = s->tok ? create_map(p->run, "plan", s->plan_bytes, err) : NULL;
+    s->tok = create_map(p->run, "tok", s->tok_bytes, NULL, 0, err);
+    s->plan = s->tok ? create_map(p->run, "plan", s->plan_bytes, NULL, 0, err) : NULL;
     if (!s->plan) {
         mr_seg_close(s);
         mr_seg_unlink(p->run);
         return -1;
     }
-    fill(s, &h, p->run);
+    fill(s, &h);
     return 0;
 }
 

@@ -111,8 +111,8 @@ static int owner_of_fd(int fd)
 
     if (fstat(fd, &st))
         return UNKNOWN;
-    if (pread(fd, &h, OWNER_BYTES, 0) != OWNER_BYTES || h.magic != MR_SHM_MAGIC)
-        return is_old(&st) ? DEAD : UNKNOWN;       /* being created, or its creator died */
+    if (pread(fd, &h, OWNER_BYTES, 0) != OWNER_BYTES || (h.magic != MR_SHM_MAGIC && h.magic != MR_SHM_MAGIC_NEW))
+        return is_old(&st) ? DEAD : UNKNOWN;       /* not ours, damaged, or (without O_TMPFILE) being created */
     mr_boot_id(boot);
     if (memcmp(boot, h.boot_id, sizeof boot))
         return DEAD;

@@ -21,6 +21,7 @@
 #include "base/plan_types.h"
 
 #define MR_SHM_MAGIC 0x454341524c4c494dull /* "MILLRACE" read as little-endian */
+#define MR_SHM_MAGIC_NEW 0x0057454e4c4c494dull /* "MILLNEW": the owner is named, the rest is not written yet */
 #define MR_SHM_VERSION 1u
 #define MR_SHM_ALIGN 128u
 
