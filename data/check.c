@@ -76,6 +76,29 @@ static void slab_arithmetic(struct mr_checked *c, const struct mr_topology *t)
     c->slab_bytes = (c->slab_bytes + 255) / 256 * 256;
 }
 
+int mr_check_depth(const struct mr_checked *c)
+{
+    int depth = 0;
+
+    for (int i = 0; i < c->drafter.K; i++)
+        depth = c->drafter.layer_ids[i] + 1 > depth ? c->drafter.layer_ids[i] + 1 : depth;
+    return depth;
+}
+
+int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, struct mr_tlayout *l)
+{
+    unsigned parts = 0;
+
+    for (int i = 0; i < t->n_actors; i++) {
+        const struct mr_topo_actor *a = &t->actor[i];
+
+        if (a->device_index != (unsigned)d || a->engine != MR_ENGINE_CUDA)
+            continue;
+        parts |= a->kind == MR_TARGET ? MR_TL_LAYERS | MR_TL_EMBED : a->kind == MR_DRAFTER ? MR_TL_EMBED | MR_TL_HEAD : 0;
+    }
+    return mr_tlayout_make(l, &c->target, mr_check_depth(c), parts, 2);
+}
+
 /* ---- data and plan -------------------------------------------------------------------------------------------------------- */
 
 static int check_data(struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)

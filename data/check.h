@@ -7,6 +7,7 @@
 
 #include "data/drafter_config.h"
 #include "data/plan.h"
+#include "data/target_layout.h"
 
 struct mr_checked {
     struct mr_model_config target;
@@ -36,6 +37,12 @@ enum mr_check_parts {
  * the counts of microbatches are 0.  With MODEL alone the cost is that of reading file headers: every actor does it. */
 int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, struct mr_err *err);
 void mr_checked_free(struct mr_checked *c);
+
+/* The block of target weights that a keeper holds on device d, a GPU: what the targets and drafters there read (data/target_layout.h).  bytes
+ * 0 when they read nothing.  0 or -ENOMEM; free in both cases. */
+int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, struct mr_tlayout *l);
+/* Decoder layers that a target must run: up to the highest one that is captured. */
+int mr_check_depth(const struct mr_checked *c);
 /* Plan, buckets, dropped rows, parameters, slab arithmetic per device.  The shared-memory arithmetic is runtime/shm_plan.h's. */
 void mr_check_print(const struct mr_checked *c, const struct mr_topology *t, FILE *f);
 

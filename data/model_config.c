@@ -155,13 +155,33 @@ int mr_model_config_synthetic(struct mr_model_config *c, const char *spec, struc
     return 0;
 }
 
+int mr_model_random(const char *spec, char *dir, size_t bytes, uint64_t *seed, struct mr_err *err)
+{
+    const char *from = spec + strlen("random:"), *q;
+    unsigned long long n = 0;
+    int end = 0;
+
+    if (strncmp(spec, "random:", 7))
+        return 0;
+    q = strrchr(from, '?');
+    if (q && (sscanf(q, "?seed=%llu%n", &n, &end) != 1 || q[end]))
+        return mr_err_set(err, MR_EXIT_CONFIG, "/target/checkpoint: \"%s\": the form is random:DIR?seed=N, DIR with a config.json", spec);
+    *seed = q ? n : 1;
+    if ((size_t)snprintf(dir, bytes, "%.*s", q ? (int)(q - from) : (int)strlen(from), from) >= bytes)
+        return mr_err_set(err, MR_EXIT_CONFIG, "/target/checkpoint: \"%s\" is too long", spec);
+    return 1;
+}
+
 int mr_model_config_load(struct mr_model_config *c, const char *dir, struct mr_err *err)
 {
+    char config_dir[4096];
     struct mr_json j;
+    uint64_t seed;
     int rc;
 
     memset(c, 0, sizeof *c);
-    if (mr_cfg_open(&j, dir, err))
+    rc = mr_model_random(dir, config_dir, sizeof config_dir, &seed, err);
+    if (rc < 0 || mr_cfg_open(&j, rc ? config_dir : dir, err))
         return -1;
     rc = read_all(&j, c, err);
     mr_json_free(&j);
@@ -201,6 +221,8 @@ uint64_t mr_model_fingerprint(const struct mr_model_config *c, const struct mr_m
                      c->n_kv_heads, c->head_dim,   c->max_position, c->rope_kind,         c->tied,     c->embedding_rows};
     uint64_t h = mr_hash(mr_hash(MR_HASH_INIT, d, sizeof d), i, sizeof i), all = 0;
 
+    if (f && f->random)
+        return mr_hash(h, &f->seed, sizeof f->seed);
     /* a sum over tensors, so that how a checkpoint is cut into shards does not matter */
     for (int s = 0; f && s < f->n_shards; s++) {
         for (int k = 0; k < f->shard[s].n; k++) {

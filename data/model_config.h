@@ -21,7 +21,11 @@ struct mr_model_config {
     int embedding_rows;          /* rows of embed_tokens in the file (>= vocab_size is possible); set by mr_model_files_open */
 };
 
+/* `dir` may be "random:DIR?seed=N" here and in mr_model_files_open: the config of DIR, with weights that are a function of the seed (for
+ * measurements; mr_model_files then has no shards). */
 int mr_model_config_load(struct mr_model_config *c, const char *dir, struct mr_err *err);
+/* 1: `spec` is of that form, and dir (bytes long) and seed are set; 0: it is a plain directory; -1 with err. */
+int mr_model_random(const char *spec, char *dir, size_t bytes, uint64_t *seed, struct mr_err *err);
 /* "synthetic:hidden=H,layers=L,vocab=V": the dimensions of a target that computes nothing.  0 or -1. */
 int mr_model_config_synthetic(struct mr_model_config *c, const char *spec, struct mr_err *err);
 
@@ -35,6 +39,8 @@ void mr_model_inv_freq(const struct mr_model_config *c, float *out);
 struct mr_model_files {
     struct mr_st *shard;
     int n_shards;
+    int random;                  /* no files: weights are made from `seed` */
+    uint64_t seed;
 };
 int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, const char *dir, struct mr_err *err);
 void mr_model_files_close(struct mr_model_files *f);

@@ -325,8 +325,12 @@ static void refuse_strangers(const struct mr_model_files *f, const struct mr_mod
 int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, const char *dir, struct mr_err *err)
 {
     struct findings bad = {0};
+    char config_dir[4096];
 
     *f = (struct mr_model_files){0};
+    f->random = mr_model_random(dir, config_dir, sizeof config_dir, &f->seed, err);
+    if (f->random)
+        return f->random < 0 ? -1 : 0;       /* nothing is read: the config promises, and the seed keeps */
     if (open_files(f, dir, err))
         goto fail;
     expect_embedding(f, c, &bad);

@@ -219,7 +219,7 @@ static int enumeration(const struct mr_json *j, const char *ptr, const json_t *v
 
 int mr_path_absolute(const char *s, char *out, size_t bytes)
 {
-    const char *prefix = !strncmp(s, "checkpoint:", 11) ? "checkpoint:" : "";
+    const char *prefix = !strncmp(s, "checkpoint:", 11) ? "checkpoint:" : !strncmp(s, "random:", 7) ? "random:" : "";
     char cwd[MR_PATH];
     int n;
 

@@ -44,7 +44,7 @@ int mr_keys_parse(const struct mr_json *j, const char *section, void *base, stru
 void mr_keys_write(json_t *root, const void *base, int actor);
 
 /* Paths become absolute, so that actors and a later --resume do not depend on their working directory.  "synthetic:...", "normal" and ""
- * are no paths; "checkpoint:DIR" has one behind the colon.  0, or -1 when it does not fit. */
+ * are no paths; "checkpoint:DIR" and "random:DIR?seed=N" have one behind the colon.  0, or -1 when it does not fit. */
 int mr_path_absolute(const char *s, char *out, size_t bytes);
 
 #endif

@@ -146,6 +146,21 @@ static int engine_rules(const struct mr_topology *t, struct mr_err *err)
     return 0;
 }
 
+/* Hidden states are bf16 in GPU memory, or f32 in /dev/shm; a GPU target can make both, every other pair only one. */
+static int mixed_rule(const struct mr_topology *t, struct mr_err *err)
+{
+    int on_gpu[MR_KINDS] = {0};
+
+    for (int i = 0; i < t->n_actors; i++)
+        on_gpu[t->actor[i].kind] += t->actor[i].engine == MR_ENGINE_CUDA;
+    if (on_gpu[MR_DRAFTER] && (on_gpu[MR_DRAFTER] < t->n_drafters || on_gpu[MR_TARGET] < t->n_targets))
+        return mr_json_error(&t->src, "/actors", err,
+                             "%d of %d drafters and %d of %d targets are on GPUs; with a drafter on a GPU all of them must be (GPU targets "
+                             "with cpu drafters are fine)",
+                             on_gpu[MR_DRAFTER], t->n_drafters, on_gpu[MR_TARGET], t->n_targets);
+    return 0;
+}
+
 /* "HOST:PORT", or "" */
 static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 {
@@ -162,7 +177,7 @@ static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 int mr_topology_rules(const struct mr_topology *t, struct mr_err *err)
 {
     return name_rule(t, err) || data_rules(t, err) || drafter_rules(t, err) || count_rules(t, err) || slab_rules(t, err) ||
-                   engine_rules(t, err) || listen_rule(t, err)
+                   engine_rules(t, err) || mixed_rule(t, err) || listen_rule(t, err)
                ? -1
                : 0;
 }

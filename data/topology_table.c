@@ -31,7 +31,7 @@ const struct mr_key mr_keys[] = {
 
     {PATH_KEY("/target/checkpoint", T(target.checkpoint)), .required = 1, .alias = "model|path|dir",
      .doc = "Directory of the target: config.json and safetensors. \"synthetic:hidden=H,layers=L,vocab=V\" when all targets and drafters "
-            "are synthetic."},
+            "are synthetic; \"random:DIR?seed=N\": the config.json of DIR with random weights, for measurements."},
     {.ptr = "/target/layers",
      .type = MR_KEY_INTS,
      .offset = T(target.layers),
