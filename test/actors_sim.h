@@ -127,11 +127,27 @@ static void sim_close(struct sim *m)
     mr_topology_free(&m->topo);
 }
 
+/* A test that failed half-way leaves its segments; they go when the next one starts, or with the program. */
+static char sim_current[48];
+
+static void sim_unlink_current(void)
+{
+    if (sim_current[0])
+        mr_seg_unlink(sim_current);
+    sim_current[0] = 0;
+}
+
 static void sim_start(struct sim *m, struct spec spec, const char *tag)
 {
+    static int registered;
+
+    if (!registered++)
+        atexit(sim_unlink_current);
+    sim_unlink_current();
     memset(m, 0, sizeof(*m));
     m->spec = spec;
     snprintf(m->run, sizeof(m->run), "test-%d-%s", (int)getpid(), tag);
+    snprintf(sim_current, sizeof(sim_current), "%s", m->run);
     snprintf(m->dir, sizeof(m->dir), "/tmp/millrace-actors-XXXXXX");
     assert_non_null(mkdtemp(m->dir));
     sim_open(m);
