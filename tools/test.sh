@@ -40,7 +40,7 @@ build dev
 run_tests dev
 if [ $quick = 0 ]; then
   build asan
-  run_tests asan -LE 'release-only'
+  run_tests asan -LE once
   build tsan
   run_tests tsan -L unit
   echo "== valgrind ipc"
