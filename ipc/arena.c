@@ -30,6 +30,53 @@ uint64_t mr_arena_register(const struct mr_seg *s, unsigned arena)
     return g;
 }
 
+/* ---- weights ------------------------------------------------------------------------------------------------------------- */
+
+int mr_arena_load(const struct mr_seg *s, unsigned arena, uint64_t generation, unsigned slot, unsigned inc)
+{
+    struct mr_arena_row *row = &s->arenas[arena];
+    uint64_t w = mr_ld(&row->seal);
+
+    if (!generation || mr_ld(&row->generation) != generation)
+        return -ESTALE;
+    if (mr_w_seal_kind(w) == MR_SEAL_SEALED)
+        return w == mr_w_sealed(generation) ? 1 : -ESTALE;
+    if (w == mr_w_seal_loading(slot, inc))
+        return 0;
+    return w == 0 && mr_cas(&row->seal, 0, mr_w_seal_loading(slot, inc)) ? 0 : -EAGAIN;
+}
+
+int mr_arena_seal(const struct mr_seg *s, unsigned arena, uint64_t generation, uint64_t fingerprint, unsigned slot, unsigned inc)
+{
+    struct mr_arena_row *row = &s->arenas[arena];
+
+    /* The keeper empties the word before it registers, so a seal of the generation before cannot land on the new one: the word of this
+     * incarnation is gone then, and no other incarnation ever writes the same. */
+    if (mr_ld(&row->generation) != generation)
+        return -ESTALE;
+    mr_st(&row->fingerprint, fingerprint);
+    MR_POINT("ipc.arena.seal");
+    if (!mr_cas(&row->seal, mr_w_seal_loading(slot, inc), mr_w_sealed(generation)))
+        return -ESTALE;
+    mr_evc_bump_all(s);
+    return 0;
+}
+
+void mr_arena_unseal(const struct mr_seg *s, unsigned arena)
+{
+    mr_st(&s->arenas[arena].seal, 0);
+    mr_st(&s->arenas[arena].fingerprint, 0);
+}
+
+unsigned mr_arena_recover_loader(const struct mr_seg *s, unsigned slot, unsigned inc)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < s->hdr->n_arenas; i++)
+        n += (unsigned)mr_cas(&s->arenas[i].seal, mr_w_seal_loading(slot, inc), 0);
+    return n;
+}
+
 int mr_arena_current(const struct mr_seg *s, unsigned idx)
 {
     const struct mr_item *it = &s->items[idx];
@@ -155,6 +202,19 @@ void mr_arena_close_all(struct mr_arena_map *m)
     for (unsigned i = 0; i < MR_MAX_ARENAS; i++) {
         close_view(m, &m->at[i]);
         close_view(m, &m->was[i]);
+    }
+}
+
+void mr_arena_close_stale(struct mr_arena_map *m, const struct mr_seg *s)
+{
+    for (unsigned i = 0; i < s->hdr->n_arenas; i++) {
+        uint64_t g = s->arenas[i].use == MR_ARENA_SLABS ? mr_ld(&s->arenas[i].generation) : 0;
+
+        if (s->arenas[i].use != MR_ARENA_SLABS)
+            continue;
+        close_view(m, &m->was[i]);
+        if (m->at[i].base && m->at[i].generation != g)
+            close_view(m, &m->at[i]);
     }
 }
 

@@ -14,6 +14,16 @@ int mr_arena_create_shm(const struct mr_seg *s, unsigned arena, uint64_t bytes, 
  * current (release), slabs in it may be taken again.  Returns it.  A death before it leaves the arena unregistered. */
 uint64_t mr_arena_register(const struct mr_seg *s, unsigned arena);
 
+/* Weights: exactly one actor loads an arena of `generation`.  1 = sealed: map it, and never write; 0 = empty, and the caller's to load
+ * now (EMPTY -> LOADING(me)); -EAGAIN = somebody loads; -ESTALE = that generation is no more.  Bumps nothing. */
+int mr_arena_load(const struct mr_seg *s, unsigned arena, uint64_t generation, unsigned slot, unsigned inc);
+/* The loader, when every byte is there (host-confirmed): LOADING(me) -> SEALED, wakes all.  0, or -ESTALE: the keeper died meanwhile. */
+int mr_arena_seal(const struct mr_seg *s, unsigned arena, uint64_t generation, uint64_t fingerprint, unsigned slot, unsigned inc);
+/* Keeper, before it registers a new generation: the arena is empty. */
+void mr_arena_unseal(const struct mr_seg *s, unsigned arena);
+/* Recovery of any actor: LOADING(slot, inc) -> EMPTY.  Number of arenas. */
+unsigned mr_arena_recover_loader(const struct mr_seg *s, unsigned slot, unsigned inc);
+
 /* 1 when the hidden states of item `idx`, which the caller holds, are still there: their arena generation is the current one. */
 int mr_arena_current(const struct mr_seg *s, unsigned idx);
 
@@ -36,6 +46,9 @@ struct mr_arena_map {
  * NULL with err when it is not registered, or the generation asked for is not current (-> the caller's item is stale). */
 void *mr_arena_base(struct mr_arena_map *m, const struct mr_seg *s, unsigned arena, uint64_t generation, struct mr_err *err);
 void mr_arena_close_all(struct mr_arena_map *m);
+/* Closes mappings of slab arenas whose generation is no longer current: as long as somebody maps a dead keeper's memory, the device does not
+ * get it back for the next keeper.  Only when no work on them is in flight. */
+void mr_arena_close_stale(struct mr_arena_map *m, const struct mr_seg *s);
 
 /* Views into a drafter arena (struct mr_drafter_arena, then f32 blocks, each aligned to 128 bytes). */
 struct mr_drafter_view {

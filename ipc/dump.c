@@ -169,6 +169,10 @@ void mr_arenas_dump(const struct mr_seg *s, FILE *f)
         fprintf(f, "arena %u %s of %u on device %u: %s, %llu bytes, generation %llu (last %llu)\n", i, a.use < MR_ARENA_USES ? use[a.use] : "?",
                 a.owner, a.device, a.export_kind <= MR_EXPORT_VMM ? kind[a.export_kind] : "?", (unsigned long long)a.bytes,
                 (unsigned long long)a.generation, (unsigned long long)a.last_generation);
+        if (mr_w_seal_kind(a.seal) == MR_SEAL_LOADING)
+            fprintf(f, "  being loaded by slot %u, incarnation %u\n", mr_w_slab_slot(a.seal), mr_w_slab_inc(a.seal));
+        else if (mr_w_seal_kind(a.seal) == MR_SEAL_SEALED)
+            fprintf(f, "  sealed, fingerprint %016llx\n", (unsigned long long)a.fingerprint);
     }
 }
 

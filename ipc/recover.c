@@ -356,20 +356,18 @@ static void sum(struct mr_recovered *a, struct mr_recovered b)
     a->places += b.places;
 }
 
-/* Everything that lay on the device of this keeper. */
+/* Everything that lay on the device of this keeper.  (Of slabs and weights the row's owner is the keeper; of drafter state, the drafter.) */
 static struct mr_recovered recover_keeper(const struct mr_seg *s, unsigned index)
 {
     struct mr_recovered r = {0};
+    unsigned device = UINT32_MAX;
 
-    for (unsigned i = 0; i < s->hdr->n_arenas; i++) {
-        const struct mr_arena_row *mine = &s->arenas[i];
-
-        if (mine->use != MR_ARENA_SLABS || mine->owner != index || mine->export_kind == MR_EXPORT_SHM)
-            continue;
-        for (unsigned k = 0; k < s->hdr->n_arenas; k++)
-            if (s->arenas[k].device == mine->device && s->arenas[k].export_kind != MR_EXPORT_SHM)
-                sum(&r, mr_recover_arena(s, k));
-    }
+    for (unsigned i = 0; i < s->hdr->n_arenas; i++)
+        if (s->arenas[i].use != MR_ARENA_DRAFTER && s->arenas[i].owner == index && s->arenas[i].export_kind != MR_EXPORT_SHM)
+            device = s->arenas[i].device;
+    for (unsigned i = 0; i < s->hdr->n_arenas; i++)
+        if (s->arenas[i].device == device && s->arenas[i].export_kind != MR_EXPORT_SHM)
+            sum(&r, mr_recover_arena(s, i));
     return r;
 }
 
@@ -394,6 +392,7 @@ struct mr_recovered mr_recover(const struct mr_seg *s, unsigned slot, unsigned i
     default:
         break;
     }
+    mr_arena_recover_loader(s, slot, inc);
     mr_st_relaxed(&row->wait_reason, (uint32_t)MR_WAIT_NONE);
     mr_st_relaxed(&row->wait_since_ns, (uint64_t)0);
     mr_recover_rings(s);

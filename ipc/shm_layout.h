@@ -60,6 +60,13 @@ static inline unsigned mr_w_slab_pos(uint64_t w) { return (unsigned)w & MR_POS_M
 static inline unsigned mr_w_slab_slot(uint64_t w) { return (unsigned)(w >> 12) & 0xffu; }
 static inline unsigned mr_w_slab_inc(uint64_t w) { return (unsigned)w & 0xfffu; }
 
+/* Seal word of a weights arena: kind 4 | LOADING: slot 8, incarnation 12 in the low 20 bits | SEALED: generation 44.  An empty arena is
+ * loaded by exactly one actor; its death, or the keeper's, makes the arena empty again. */
+enum mr_seal_kind { MR_SEAL_EMPTY, MR_SEAL_LOADING, MR_SEAL_SEALED };
+static inline uint64_t mr_w_seal_loading(unsigned slot, unsigned inc) { return (uint64_t)MR_SEAL_LOADING << 60 | (uint64_t)slot << 12 | inc; }
+static inline uint64_t mr_w_sealed(uint64_t generation) { return (uint64_t)MR_SEAL_SEALED << 60 | (generation & ((1ull << 44) - 1)); }
+static inline unsigned mr_w_seal_kind(uint64_t w) { return (unsigned)(w >> 60); }
+
 /* Step word: phase 3 | step 24 | collective epoch 13 | reduced bits 12 | applied bits 12. */
 enum mr_step_phase {
     MR_COLLECT,      /* places are being filled */
@@ -166,7 +173,7 @@ struct mr_shm_header {
 enum mr_actor_state { MR_ACTOR_EMPTY, MR_ACTOR_STARTING, MR_ACTOR_RUNNING, MR_ACTOR_DEAD, MR_ACTOR_BACKOFF, MR_ACTOR_DONE };
 enum mr_wait_reason {
     MR_WAIT_NONE, MR_WAIT_INPUT, MR_WAIT_SLAB, MR_WAIT_ITEM, MR_WAIT_READY, MR_WAIT_PLACE, MR_WAIT_REDUCE, MR_WAIT_APPLY,
-    MR_WAIT_REPAIR, MR_WAIT_LEDGER, MR_WAIT_CKPT, MR_WAIT_EPOCH, MR_WAIT_END, MR_WAIT_PEER, MR_WAIT_REASONS
+    MR_WAIT_REPAIR, MR_WAIT_LEDGER, MR_WAIT_CKPT, MR_WAIT_EPOCH, MR_WAIT_END, MR_WAIT_PEER, MR_WAIT_ARENA, MR_WAIT_WEIGHTS, MR_WAIT_REASONS
 };
 
 struct mr_actor_row {
@@ -285,7 +292,8 @@ struct mr_arena_row {
     char device_uuid[40];
     uint64_t fingerprint;        /* weights: sealed content, 0 = not sealed */
     uint64_t last_generation;    /* the highest ever used, so that a lost generation never comes back */
-    uint8_t pad[256 - 152];
+    uint64_t seal;               /* weights: seal word; fingerprint is valid when it says SEALED */
+    uint8_t pad[256 - 160];
 };
 
 /* Epoch table: struct mr_epoch [n_epochs + 1] (base/plan_types.h), supervisor, constant. */
@@ -364,6 +372,7 @@ MR_SIZE(mr_arena_row, 256);
 MR_AT(mr_arena_row, handle, 32);
 MR_AT(mr_arena_row, fingerprint, 136);
 MR_AT(mr_arena_row, last_generation, 144);
+MR_AT(mr_arena_row, seal, 152);
 MR_SIZE(mr_epoch, 8);
 MR_SIZE(mr_plan_entry, 24);
 MR_SIZE(mr_plan_hdr, 128);
@@ -386,6 +395,7 @@ static inline uint64_t mr_layout_hash(void)
         sizeof(struct mr_record), offsetof(struct mr_record, accepted), offsetof(struct mr_record, weight_sum),
         sizeof(struct mr_step_block), sizeof(struct mr_place), sizeof(struct mr_slab), offsetof(struct mr_slab, offset),
         sizeof(struct mr_arena_row), offsetof(struct mr_arena_row, handle), offsetof(struct mr_arena_row, last_generation),
+        offsetof(struct mr_arena_row, seal),
         sizeof(struct mr_epoch), sizeof(struct mr_plan_entry), sizeof(struct mr_plan_hdr), sizeof(struct mr_drafter_arena),
     };
 
