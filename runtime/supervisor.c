@@ -282,7 +282,8 @@ int mr_supervise(const struct mr_sup_opts *o, struct mr_err *err)
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, &before);
-    signal(SIGPIPE, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN); /* a reader of ours that goes away */
+    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is a full disk: the write says so */
     mr_point_init("supervisor");
     if (set_up(sup, &signals, err)) {
         code = err->code;
