@@ -67,7 +67,7 @@ static void die(int k)
 
     snprintf(path, sizeof path, "%s.%d", once ? once : "", k);
     if (!once || open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) >= 0)
-        raise(SIGKILL);
+        raise(getenv("MR_FAULT_STOP") ? SIGSTOP : SIGKILL);
 }
 
 static void remember(const char *name)

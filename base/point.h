@@ -3,6 +3,7 @@
  * There, the environment variable MR_FAULT="NAME:N[:ROLE][,NAME:N[:ROLE]...]" (up to four) makes the N-th passage (1-based) of point NAME
  * in a process whose role starts with ROLE ("feeder", "target/1", "supervisor", ...) raise SIGKILL on the process itself.  With
  * MR_FAULT_ONCE=FILE the k-th of them (0-based) does so only if it is the one that creates FILE.k: the next incarnation passes.
+ * MR_FAULT_STOP=1 raises SIGSTOP instead: the tester does something to the others meanwhile, then continues it.
  * MR_FAULT_TRACE=FILE appends one line "role name" the first time a process passes a point.  Names are "room.object.step", literal
  * strings, unique in the tree.
  */

@@ -48,7 +48,7 @@ struct sim {
     struct mr_checked checked;
     struct mr_seg seg;
     struct mr_plan *plan;                /* [epochs] */
-    unsigned char *seen;                 /* [plan positions] ledger lines that have it */
+    unsigned *line;                      /* [plan positions] step + 1 of the ledger line that has it, 0 = none yet */
     FILE *ledger;
     unsigned end;                        /* steps committed when the run was finished */
     uint64_t deadline_ns;
@@ -91,8 +91,8 @@ static void sim_read_plans(struct sim *m)
     m->plan = calloc((size_t)n, sizeof(*m->plan));
     for (int e = 0; e < n; e++)
         sim_must(mr_plan_make(&m->plan[e], m->checked.data, &m->checked.plan_opts, (unsigned)e, &err), &err);
-    free(m->seen);
-    m->seen = calloc(m->checked.epoch[n].first_pos + 1u, 1);
+    free(m->line);
+    m->line = calloc(m->checked.epoch[n].first_pos + 1u, sizeof(*m->line));
 }
 
 /* Segments, arenas and an open ledger; the run directory exists. */
@@ -157,7 +157,7 @@ static void sim_remove(struct sim *m)
 {
     char command[96];
 
-    free(m->seen);
+    free(m->line);
     snprintf(command, sizeof(command), "rm -rf '%s'", m->dir);
     assert_int_equal(system(command), 0);
 }
@@ -176,8 +176,9 @@ static void sim_check_line(struct sim *m, unsigned step)
 
         assert_in_range(r->pos, s->epochs[epoch].first_pos, s->epochs[epoch + 1].first_pos - 1);
         p = &m->plan[epoch].entry[r->pos - s->epochs[epoch].first_pos];
-        if (m->seen[r->pos]++)
-            fail_msg("microbatch %u is in a second ledger line (step %u)", r->pos, step);
+        if (m->line[r->pos])
+            fail_msg("microbatch %u is in the ledger lines of steps %u and %u", r->pos, m->line[r->pos] - 1, step);
+        m->line[r->pos] = step + 1;
         assert_int_equal(r->bucket, p->bucket);
         assert_int_equal(r->tokens, p->n_tokens);
         want[m->plan[epoch].entry[first + k - s->epochs[epoch].first_pos].bucket]++;
@@ -252,16 +253,18 @@ static void sim_watch(struct sim *m)
 
 /* ---- what must hold after it ---------------------------------------------------------------------------------------------------- */
 
-static float *sim_expected(const struct sim *m)
+/* Parameters at the start of `step`: what the ledger lines before it add. */
+static float *sim_expected(const struct sim *m, unsigned step)
 {
     uint64_t P = m->seg.hdr->param_count;
     float *want = calloc(P, sizeof(*want));
 
     for (int e = 0; e < m->spec.epochs; e++)
         for (uint32_t i = 0; i < m->plan[e].n; i++) {
+            unsigned line = m->line[m->checked.epoch[e].first_pos + i];
             struct mr_plan one = m->plan[e];
 
-            if (!m->seen[m->checked.epoch[e].first_pos + i])
+            if (!line || line > step)
                 continue;
             one.entry = &m->plan[e].entry[i];
             one.n = 1;
@@ -293,8 +296,9 @@ static void sim_check_state(const struct sim *m, const float *want)
     mr_arena_close_all(&map);
 }
 
-static void sim_check_checkpoint(const struct sim *m, unsigned step, const float *want)
+static void sim_check_checkpoint(const struct sim *m, unsigned step)
 {
+    float *want = sim_expected(m, step);
     uint64_t P = m->seg.hdr->param_count, got = 0;
     float *x = calloc(3 * P, sizeof(*x));
     struct mr_err err = {0};
@@ -308,8 +312,9 @@ static void sim_check_checkpoint(const struct sim *m, unsigned step, const float
         const struct mr_dparam *p = &m->checked.layout.t[t];
 
         for (uint64_t i = p->offset; i < p->offset + p->n; i++) {
-            assert_true(x[i] == want[i]);
-            assert_true(x[P + i] == (float)step);
+            if (x[i] != want[i] || x[P + i] != (float)step)
+                fail_msg("checkpoint %u, parameter %llu: %g after %g steps; the ledger makes it %g", step, (unsigned long long)i, x[i], x[P + i],
+                         want[i]);
         }
     }
     snprintf(path, sizeof(path), "%s/checkpoints/step-%u", m->dir, step);
@@ -317,10 +322,13 @@ static void sim_check_checkpoint(const struct sim *m, unsigned step, const float
     snprintf(path, sizeof(path), "%s/checkpoints/step-%u/state.json", m->dir, step);
     assert_int_equal(access(path, R_OK), 0);
     free(x);
+    free(want);
 }
 
-static void sim_no_leftovers(const struct sim *m)
+/* Every one, also those that were copied out while the run went on. */
+static void sim_check_checkpoints(const struct sim *m)
 {
+    unsigned n = 0, step;
     char path[160];
     struct dirent *ent;
     DIR *dir;
@@ -328,20 +336,26 @@ static void sim_no_leftovers(const struct sim *m)
     snprintf(path, sizeof(path), "%s/checkpoints", m->dir);
     dir = opendir(path);
     assert_non_null(dir);
-    while ((ent = readdir(dir)))
+    while ((ent = readdir(dir))) {
         if (strstr(ent->d_name, ".tmp"))
             fail_msg("left over: %s/%s", path, ent->d_name);
+        if (sscanf(ent->d_name, "step-%u", &step) != 1)
+            continue;
+        sim_check_checkpoint(m, step);
+        n += step == m->end;
+    }
     closedir(dir);
+    assert_int_equal(n, 1);
 }
 
 static void sim_check(const struct sim *m)
 {
     const struct mr_seg *s = &m->seg;
     unsigned stopped = m->end < s->hdr->steps_total, committed = 0, total = m->checked.epoch[m->spec.epochs].first_pos;
-    float *want = sim_expected(m);
+    float *want = sim_expected(m, m->end);
 
     for (unsigned i = 0; i < total; i++)
-        committed += m->seen[i];
+        committed += m->line[i] != 0;
     assert_int_equal(committed, mr_committed_at(s, m->end));
     if (!stopped)
         assert_int_equal(committed, s->hdr->microbatches_total);
@@ -352,8 +366,7 @@ static void sim_check(const struct sim *m)
     for (unsigned i = 0; i < s->hdr->n_items && !stopped; i++)
         assert_int_equal(mr_w_phase(s->items[i].word), MR_FREE);
     sim_check_state(m, want);
-    sim_check_checkpoint(m, m->end, want);
-    sim_no_leftovers(m);
+    sim_check_checkpoints(m);
     free(want);
 }
 

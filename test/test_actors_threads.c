@@ -201,7 +201,7 @@ static void stop_and_resume(void **state)
     struct mr_err err = {0};
     struct sim m;
     char path[160];
-    unsigned halted, kept, total;
+    unsigned halted, kept, total, *line;
 
     (void)state;
     s.ckpt_every = 2;
@@ -212,6 +212,8 @@ static void stop_and_resume(void **state)
     total = m.checked.epoch[s.epochs].first_pos;
     assert_in_range(halted, 7, m.seg.hdr->steps_total);
     sim_check(&m);
+    line = m.line;
+    m.line = NULL;
     sim_close(&m);
 
     /* From a checkpoint before the last one: its later ledger lines and its later checkpoint must both be overtaken. */
@@ -225,8 +227,9 @@ static void stop_and_resume(void **state)
     mr_st(&m.seg.hdr->ckpt, mr_w_place(MR_CKPT_IDLE, kept, 0, 0));
     mr_st(&m.seg.hdr->ledger_done, kept);
     for (unsigned i = 0; i < total; i++)
-        m.seen[i] = cut.committed[i];
+        m.line[i] = cut.committed[i] ? line[i] : 0;
     mr_ledger_cut_free(&cut);
+    free(line);
     run_threads(&m, 0);
     assert_int_equal(m.end, m.seg.hdr->steps_total);
     sim_check(&m);
