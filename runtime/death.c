@@ -48,6 +48,7 @@ static void killed_sentence(const struct mr_death *d, char *out, size_t bytes)
         [MR_KILL_HANG] = "was killed by the supervisor: no progress and not waiting",
         [MR_KILL_STOPPED] = "was killed by the supervisor: it stood stopped (SIGSTOP or a debugger)",
         [MR_KILL_RESTART] = "was killed for a restart",
+        [MR_KILL_KEEPER] = "was killed because the keeper of its device died: it starts afresh on the next one's memory",
         [MR_KILL_END] = "was killed at the end of the run",
     };
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Why we ourselves sent SIGKILL or asked it to leave. */
-enum mr_kill_reason { MR_KILL_NONE, MR_KILL_HANG, MR_KILL_STOPPED, MR_KILL_RESTART, MR_KILL_END };
+enum mr_kill_reason { MR_KILL_NONE, MR_KILL_HANG, MR_KILL_STOPPED, MR_KILL_RESTART, MR_KILL_KEEPER, MR_KILL_END };
 
 struct mr_death {
     int code, sig; /* as mr_child_reap gives them */

@@ -1,6 +1,7 @@
 /* The supervisor's parts, between its files:
  *   supervisor.c         set-up, the loop, tear-down
- *   supervisor_slots.c   one slot: spawn, output, death, recovery, budget and back-off
+ *   supervisor_slots.c   one slot: spawn and output
+ *   supervisor_death.c   its death: recovery, budget and back-off
  *   supervisor_steps.c   committed steps: ledger lines, `latest`, the end
  *   supervisor_watch.c   the tick: hangs, stalls, due respawns, deadlines, progress
  *   supervisor_ctl.c     signals and control requests: stop, restart, info; the failing end
@@ -86,10 +87,14 @@ struct mr_sup {
 void mr_sup_spawn(struct mr_slot *s);
 void mr_sup_spawn_due(struct mr_sup *sup, uint64_t now);
 void mr_sup_read_output(struct mr_slot *s);
-void mr_sup_reap(struct mr_sup *sup); /* looks for deaths without waiting for the loop */
+void mr_sup_close_output(struct mr_slot *s);
 void mr_sup_kill(struct mr_slot *s, enum mr_kill_reason why);
 unsigned mr_sup_live(const struct mr_sup *sup);     /* processes that exist */
-unsigned mr_sup_restarts(const struct mr_sup *sup); /* deaths of this start */
+
+/* death */
+void mr_sup_on_exit(void *arg, int fd);             /* of a slot's pidfd */
+void mr_sup_reap(struct mr_sup *sup);               /* the same for all, without waiting for the loop */
+void mr_sup_start_failed(struct mr_slot *s);        /* a start that fails is a death like any other: same budget */
 
 /* steps: everything that a look at the segment can move on */
 void mr_sup_advance(struct mr_sup *sup);

@@ -296,16 +296,22 @@ def case_kill():
     seed = int(os.environ.get("MR_SEED", time.time_ns() % 1000000))
     print(f"MR_SEED={seed}")
     rnd = random.Random(seed)
-    r = Run("kill", rows=6000)
+    r = Run("kill", rows=9000)
     try:
         r.start()
         r.reach(1, 30)
+        fds = len(os.listdir(f"/proc/{r.proc.pid}/fd"))
         killed = []
         while len(killed) < 30 and r.proc.poll() is None:
             time.sleep(rnd.uniform(0.02, 0.3))
             name = kill_one(r, rnd)
             if name:
                 killed.append(name)
+        everybody = sum(a.get("count", 1) for a in r.data["actors"])
+        wait_until(lambda: len(r.pids()) == everybody or r.proc.poll() is not None, 30, "all actors are back")
+        if r.proc.poll() is None:
+            time.sleep(0.3)
+            need(len(os.listdir(f"/proc/{r.proc.pid}/fd")) == fds, "the supervisor leaks descriptors")
         need(len(killed) == 30, f"the run was over after {len(killed)} kills: make it longer")
         r.must_end(0, "completed", 240)
         r.must_be_exact()
