@@ -33,7 +33,8 @@ static void causal_case(int n_seqs, const int32_t *cu, int nh, int kv, int hd, i
 
 static void test_causal(void **state)
 {
-    static const int32_t one[] = {0, 1}, tile[] = {0, 128}, over[] = {0, 129}, ragged[] = {0, 1, 10, 10, 74, 201}, big[] = {0, 1000, 3500, 3613};
+    static const int32_t one[] = {0, 1}, tile[] = {0, 128}, over[] = {0, 129}, ragged[] = {0, 1, 10, 10, 74, 201};
+    static const int32_t big[] = {0, 1000, 3500, 3613};
 
     (void)state;
     causal_case(1, one, 2, 1, 16, 0);
@@ -141,7 +142,8 @@ static void *at(const struct ten *t, int off)
     return (char *)t->g + 2 * off;
 }
 
-static int gpu_bwd(const struct blocks_case *a, const struct block_data *d, const struct ten *dq, const struct ten *dc, const struct ten *db)
+static int gpu_bwd(const struct blocks_case *a, const struct block_data *d, const struct ten *dq, const struct ten *dc,
+                   const struct ten *db)
 {
     return gpu->op->attn_block_bwd(gpu, &d->on_gpu, d->dcu, a->cu, &a->mask, a->nh, a->kv, a->hd, d->q.g, d->c.g, at(&d->c, d->kc), d->ldc,
                                    d->b.g, at(&d->b, d->kc), d->ldb, d->o.g, d->lse.g, d->dO.g, dq->g, dc->g, at(dc, d->kc), d->ldc, db->g,

@@ -52,7 +52,8 @@ static void test_alignment(void **state)
 
     (void)state;
     for (int off = 1; off <= 4; off *= 2) {
-        struct ten x = ten_rnd((size_t)m * kk + off, 1, 1, 1.0), w = ten_rnd((size_t)n * kk + off, 1, 2, 1.0), y = ten_new((size_t)m * n + off, 1);
+        struct ten x = ten_rnd((size_t)m * kk + off, 1, 1, 1.0), w = ten_rnd((size_t)n * kk + off, 1, 2, 1.0);
+        struct ten y = ten_new((size_t)m * n + off, 1);
 
         BOTH(gpu->op->linear(gpu, m, n, kk, (char *)x.g + 2 * off, kk, (char *)w.g + 2 * off, (char *)y.g + 2 * off, n, 0),
              cpu->op->linear(cpu, m, n, kk, x.c + off, kk, w.c + off, y.c + off, n, 0));

@@ -36,8 +36,8 @@ static void test_norm(void **state)
 static void norm_bwd_case(int rows, int H)
 {
     size_t n = (size_t)rows * H;
-    struct ten x = ten_rnd(n, 1, 1, 2.0), w = ten_rnd(H, 1, 2, 1.0), dy = ten_rnd(n, 1, 3, 1.0), dx = ten_new(n, 1), dw = ten_rnd(H, 0, 4, 1.0);
-    struct ten y = ten_new(n, 1), r = ten_new(rows, 0), dw2 = ten_rnd(H, 0, 4, 1.0);
+    struct ten x = ten_rnd(n, 1, 1, 2.0), w = ten_rnd(H, 1, 2, 1.0), dy = ten_rnd(n, 1, 3, 1.0), dx = ten_new(n, 1);
+    struct ten dw = ten_rnd(H, 0, 4, 1.0), y = ten_new(n, 1), r = ten_new(rows, 0), dw2 = ten_rnd(H, 0, 4, 1.0);
 
     cpu->op->rmsnorm(cpu, rows, H, x.c, w.c, 1e-6f, y.c, r.c);
     ten_push(&r);
@@ -75,8 +75,8 @@ static void rope_case(int nh, int hd, int rows, int norm, int rope)
 {
     int ldx = nh * hd + 8, max_pos = 50;
     size_t n = (size_t)rows * nh * hd;
-    struct ten x = ten_new((size_t)rows * ldx, 1), w = ten_rnd(hd, 1, 2, 1.0), cs = ten_rnd((size_t)max_pos * hd, 0, 3, 1.0), pre = ten_new(n, 1),
-               r = ten_new((size_t)rows * nh, 0), dw = ten_rnd(hd, 0, 5, 1.0), src = ten_rnd(n, 1, 4, 1.5);
+    struct ten x = ten_new((size_t)rows * ldx, 1), w = ten_rnd(hd, 1, 2, 1.0), cs = ten_rnd((size_t)max_pos * hd, 0, 3, 1.0);
+    struct ten pre = ten_new(n, 1), r = ten_new((size_t)rows * nh, 0), dw = ten_rnd(hd, 0, 5, 1.0), src = ten_rnd(n, 1, 4, 1.5);
     int32_t *pos = malloc((size_t)rows * sizeof *pos), *dpos;
 
     for (int i = 0; i < rows; i++)
@@ -199,6 +199,7 @@ static void test_conversions(void **state)
 static void optimizer_case(size_t n, size_t shift)
 {
     struct ten t[4], out[3], sum = ten_new(n + shift, 0);
+    float *g[7], *c[7];
     const float *gs[3], *cs[3];
     double ga, ca;
 
@@ -209,20 +210,22 @@ static void optimizer_case(size_t n, size_t shift)
     ten_push(&t[2]);
     for (int i = 0; i < 3; i++)
         out[i] = ten_new(n + shift, 0);
-    BOTH(gpu->op->adamw(gpu, n, (float *)t[0].g + shift, (float *)t[1].g + shift, (float *)t[2].g + shift, (float *)t[3].g + shift, 0.25f, 1e-2f,
-                        0.9f, 0.999f, 1e-8f, 0.1f, 0.19f, 0.002f, (float *)out[0].g + shift, (float *)out[1].g + shift, (float *)out[2].g + shift),
-         cpu->op->adamw(cpu, n, t[0].c + shift, t[1].c + shift, t[2].c + shift, t[3].c + shift, 0.25f, 1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.19f,
-                        0.002f, out[0].c + shift, out[1].c + shift, out[2].c + shift));
+    for (int i = 0; i < 4; i++)
+        g[i] = (float *)t[i].g + shift, c[i] = t[i].c + shift;
+    for (int i = 0; i < 3; i++)
+        g[4 + i] = (float *)out[i].g + shift, c[4 + i] = out[i].c + shift;
+    BOTH(gpu->op->adamw(gpu, n, g[0], g[1], g[2], g[3], 0.25f, 1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.19f, 0.002f, g[4], g[5], g[6]),
+         cpu->op->adamw(cpu, n, c[0], c[1], c[2], c[3], 0.25f, 1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.19f, 0.002f, c[4], c[5], c[6]));
     ten_check("adamw p", &out[0], 1e-6, 1e-5);
     ten_check("adamw m", &out[1], 1e-6, 1e-5);
     ten_check("adamw v", &out[2], 1e-6, 1e-5);
     for (int i = 0; i < 3; i++) {
-        gs[i] = (float *)t[i].g + shift;
-        cs[i] = t[i].c + shift;
+        gs[i] = g[i];
+        cs[i] = c[i];
     }
     BOTH(gpu->op->sum(gpu, n, gs, 3, (float *)sum.g + shift), cpu->op->sum(cpu, n, cs, 3, sum.c + shift));
     ten_check("sum", &sum, 0.0, 0.0);
-    BOTH(gpu->op->sumsq(gpu, n, (float *)t[3].g + shift, &ga), cpu->op->sumsq(cpu, n, t[3].c + shift, &ca));
+    BOTH(gpu->op->sumsq(gpu, n, g[3], &ga), cpu->op->sumsq(cpu, n, c[3], &ca));
     assert_true(fabs(ga - ca) <= 1e-6 * ca);
     for (int i = 0; i < 4; i++)
         ten_free(&t[i]);

@@ -17,7 +17,7 @@ struct mr_k_pull {
     } place[2];
 };
 
-/* ---- pinned memory ------------------------------------------------------------------------------------------------------------------- */
+/* ---- pinned memory ----------------------------------------------------------------------------------------------- */
 
 extern "C" void *mr_k_cuda_host_alloc(struct mr_k *k, size_t bytes)
 {
@@ -48,7 +48,7 @@ extern "C" int mr_k_cuda_put(struct mr_k *k, void *dst, const void *src, size_t 
     return c->err ? c->err : mr_cuda_check(c, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, c->stream), "copy to the device");
 }
 
-/* ---- marks --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
 
 extern "C" struct mr_k_mark *mr_k_cuda_mark_create(struct mr_k *k)
 {
@@ -93,7 +93,7 @@ extern "C" int mr_k_cuda_mark_ms(struct mr_k *k, const struct mr_k_mark *from, c
     return rc;
 }
 
-/* ---- pulls --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pulls ------------------------------------------------------------------------------------------------------- */
 
 extern "C" struct mr_k_pull *mr_k_cuda_pull_create(struct mr_k *k)
 {
@@ -156,7 +156,7 @@ extern "C" int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int plac
     return c->err ? c->err : mr_cuda_check(c, cudaEventSynchronize(p->place[place].full), "pulling hidden states");
 }
 
-/* ---- random weights ------------------------------------------------------------------------------------------------------------------ */
+/* ---- random weights ---------------------------------------------------------------------------------------------- */
 
 __device__ static inline uint64_t mix64(uint64_t x)     /* base/rng.h */
 {

@@ -141,7 +141,7 @@ __device__ static inline void mask_scores(const struct attn_args &a, const struc
     }
 }
 
-/* ---- host ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- host -------------------------------------------------------------------------------------------------------- */
 
 struct attn_plan {                     /* tiles on the device, longest first */
     const struct attn_tile *tile;

@@ -21,7 +21,7 @@ enum {
 
 static const float LOG2E = 1.44269504088896340736f;
 
-/* ---- query pass ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- query pass -------------------------------------------------------------------------------------------------- */
 
 template <int D>
 constexpr size_t dq_smem(void)
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attn_dq(const struct attn_args 
     }
 }
 
-/* ---- key pass ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- key pass ---------------------------------------------------------------------------------------------------- */
 
 /* Shared memory: K, V, then per stage Q, dO and the rows' spans, lse, delta. */
 template <int D>
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(KV_THREADS, 1) attn_dkv(const struct attn_args
     store_tile<D>(a, t, kh, split, dk, dv, first, lane);
 }
 
-/* ---- around the passes ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- around the passes ------------------------------------------------------------------------------------------- */
 
 /* delta (rows, nh) = sum over the head of o * dO; 16 lanes a head. */
 __global__ void __launch_bounds__(256) attn_delta(int heads, int hd, const bf16 *o, const bf16 *dO, float *delta)
@@ -428,7 +428,7 @@ __global__ void __launch_bounds__(256) attn_add_parts(const struct attn_args a, 
     }
 }
 
-/* ---- host ---------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- host -------------------------------------------------------------------------------------------------------- */
 
 int mr_cuda_attn_bwd_init(struct mr_cuda *c)
 {

@@ -4,7 +4,6 @@
  * and nothing waits for the device unless the ring is four buffers behind.  Memory comes from plain cudaMalloc: what must outlive the
  * process belongs to a keeper, whose pointers work here as any others do. */
 #include "kernels/cuda/ctx.cuh"
-#include "kernels/cuda/stream.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -37,7 +36,7 @@ void *mr_cuda_scratch(struct mr_cuda *c, size_t bytes)
     return c->scratch;
 }
 
-/* ---- memory and order ---------------------------------------------------------------------------------------------------------------- */
+/* ---- memory and order -------------------------------------------------------------------------------------------- */
 
 static void *cuda_alloc(struct mr_k *k, size_t bytes)
 {
@@ -116,12 +115,7 @@ static int cuda_sync(struct mr_k *k)
     return c->err ? c->err : mr_cuda_check(c, cudaStreamSynchronize(c->stream), "synchronize");
 }
 
-extern "C" void *mr_k_cuda_stream(struct mr_k *k)
-{
-    return (void *)mr_cuda_of(k)->stream;
-}
-
-/* ---- the table ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const struct mr_k_ops *cuda_ops(void)
 {
@@ -165,7 +159,7 @@ static const struct mr_k_ops *cuda_ops(void)
     return &ops;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static int open_device(struct mr_cuda *c, char *err, size_t n)
 {

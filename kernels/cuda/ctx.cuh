@@ -132,7 +132,7 @@ static inline int mr_cuda_aligned16(const void *p)
     return ((uintptr_t)p & 15) == 0;
 }
 
-/* ---- device helpers ---------------------------------------------------------------------------------------------------------------- */
+/* ---- device helpers ---------------------------------------------------------------------------------------------- */
 
 __device__ static inline float bf_lo(uint32_t u)   /* element 0 of a pair */
 {

@@ -15,7 +15,7 @@ static dim3 grid_rows(int rows, int items)
     return dim3((unsigned)rows, (unsigned)mr_cuda_div_up(items, THREADS));
 }
 
-/* ---- SwiGLU ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- SwiGLU ------------------------------------------------------------------------------------------------------ */
 
 __device__ static inline float sigmoid(float g)
 {
@@ -130,7 +130,7 @@ int mr_cuda_swiglu_bwd(struct mr_k *k, int rows, int I, const void *g, const voi
     return mr_cuda_launched(c, "swiglu backward");
 }
 
-/* ---- rows --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 /* The rows of both sides: row i of the launch reads src row from[i] and writes dst row to[i]; NULL means i itself. */
 struct row_args {
@@ -222,7 +222,7 @@ int mr_cuda_scatter_add(struct mr_k *k, int n, int cols, const void *src, const 
     return move_rows(mr_cuda_of(k), n, &p, 1, "scatter");
 }
 
-/* ---- flat vectors ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- flat vectors ------------------------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(THREADS) add_flat(size_t n, bf16 *x, const bf16 *y, int wide)
 {
@@ -283,7 +283,8 @@ int mr_cuda_add(struct mr_k *k, size_t n, void *x, const void *y)
 
     if (c->err || n == 0)
         return c->err;
-    MR_LAUNCH(add_flat, grid_flat(n, 8), THREADS, 0, c->stream, n, (bf16 *)x, (const bf16 *)y, mr_cuda_aligned16(x) && mr_cuda_aligned16(y));
+    MR_LAUNCH(add_flat, grid_flat(n, 8), THREADS, 0, c->stream, n, (bf16 *)x, (const bf16 *)y,
+              mr_cuda_aligned16(x) && mr_cuda_aligned16(y));
     return mr_cuda_launched(c, "add");
 }
 

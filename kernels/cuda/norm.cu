@@ -8,7 +8,7 @@
 
 enum { THREADS = 256, ROW_MAX = THREADS * 8 * 4 };
 
-/* ---- forward ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* x += d when d; y = norm(x) when y. */
 template <int V>
@@ -112,7 +112,7 @@ int mr_cuda_add_rmsnorm(struct mr_k *k, int rows, int H, void *x, const void *d,
     return forward(mr_cuda_of(k), rows, H, (bf16 *)x, (const bf16 *)d, (const bf16 *)w, eps, (bf16 *)y, rstd);
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* One row of norm_bwd: this thread's part of g.x, and the weight gradient.  xf and g come back for the output. */
 __device__ static inline float bwd_row(const bf16 *x, const bf16 *dy, const bf16 *w, float r, float xf[8], float g[8], float acc[8])
@@ -233,7 +233,7 @@ int mr_cuda_rmsnorm_bwd(struct mr_k *k, int rows, int H, const void *x, const vo
     return mr_cuda_column_sum(c, grid, H, partial, dw);
 }
 
-/* ---- column sums ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- column sums ------------------------------------------------------------------------------------------------- */
 
 /* 32 columns a block; 16 threads a column take every 16th row, then one adds the 16 in order. */
 __global__ void __launch_bounds__(512) column_sum(int rows, int cols, const float *partial, float *dw)

@@ -72,7 +72,7 @@ static int grow(void **p, size_t *cap, size_t n, size_t size)
     return 0;
 }
 
-/* ---- memory of plans ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory of plans --------------------------------------------------------------------------------------------- */
 
 static int key_add(struct mr_cuda_plans *s, const int32_t *v, size_t n)
 {
@@ -133,7 +133,7 @@ static int remember(struct mr_cuda *c, int n_tiles, int n_kv, struct plan **out)
     return 0;
 }
 
-/* ---- order ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- order ------------------------------------------------------------------------------------------------------- */
 
 /* Ties by place, so that the order does not depend on the library's qsort. */
 static int by_keys(const void *x, const void *y)
@@ -171,7 +171,7 @@ static int add_kv(struct mr_cuda_plans *s, int *n, struct kv_tile t)
     return 0;
 }
 
-/* ---- causal -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- causal ------------------------------------------------------------------------------------------------------ */
 
 int mr_cuda_plan_causal(struct mr_cuda *c, int n_seqs, const int32_t *host_cu, struct attn_plan *out)
 {
@@ -207,7 +207,7 @@ int mr_cuda_plan_causal(struct mr_cuda *c, int n_seqs, const int32_t *host_cu, s
     return 0;
 }
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* First context key that any slot of a block anchored at a sees. */
 static int window_start(const struct mr_k_block_mask *m, int a)

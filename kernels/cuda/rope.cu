@@ -54,7 +54,7 @@ __device__ static inline float head_sum(float v, int lanes)
     return v;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 __global__ void __launch_bounds__(THREADS) rope_fwd(struct rope_args p)
 {
@@ -159,7 +159,7 @@ int mr_cuda_head_norm_rope(struct mr_k *k, int rows, int nh, int hd, void *x, in
     return mr_cuda_launched(c, "head norm and rope");
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* Through the norm: f holds dy and becomes dx; acc collects the weight gradient. */
 __device__ static inline void norm_back(struct half_pair *f, const struct half_pair *x, const struct half_pair *w, float r, float mean,

@@ -48,7 +48,7 @@ static inline float2 make_float2(float x, float y)
     return float2{x, y};
 }
 
-/* ---- the device (emu.cc) --------------------------------------------------------------------------------------------------------------- */
+/* ---- the device (emu.cc) ----------------------------------------------------------------------------------------- */
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 extern unsigned char *emu_smem;
@@ -73,7 +73,7 @@ void emu_copy_async(void *dst, const void *src, int n, bool ok);
 void emu_copy_commit(void);
 void emu_copy_wait(void);
 
-/* ---- arithmetic ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- arithmetic -------------------------------------------------------------------------------------------------- */
 
 static inline float __uint_as_float(uint32_t u)
 {
@@ -142,7 +142,7 @@ static inline float __half2float(emu_half h)
     return h.v >> 15 ? -f : f;
 }
 
-/* ---- instructions of kernels/cuda/mma.cuh ---------------------------------------------------------------------------------------------- */
+/* ---- instructions of kernels/cuda/mma.cuh ------------------------------------------------------------------------ */
 
 static inline uint32_t smem_of(const void *p)
 {
@@ -239,7 +239,7 @@ static inline int warp_max(int v)
     return v;
 }
 
-/* ---- runtime interface: as much of it as kernels/cuda uses ------------------------------------------------------------------------------- */
+/* ---- runtime interface: as much of it as kernels/cuda uses ------------------------------------------------------- */
 
 typedef int cudaError_t;
 typedef struct emu_stream *cudaStream_t;

@@ -112,7 +112,7 @@ void emu_launch(dim3 grid, dim3 block, size_t smem, const std::function<void()> 
     free(emu_smem);
 }
 
-/* ---- meetings --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- meetings ---------------------------------------------------------------------------------------------------- */
 
 /* Threads that have returned count as arrived at a block barrier, and are an error in a warp operation. */
 static void meet(struct meeting *m, unsigned all, bool whole)
@@ -151,7 +151,7 @@ void emu_exchange(const void *mine, size_t n, void *all)
     __syncwarp();
 }
 
-/* ---- asynchronous copies ------------------------------------------------------------------------------------------------------------------- */
+/* ---- asynchronous copies ----------------------------------------------------------------------------------------- */
 
 static void land(const struct copy &c)
 {
@@ -186,7 +186,7 @@ void emu_copy_wait(void)
     fibers[current].committed.clear();
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 int mr_cuda_gemm_init(struct mr_cuda *)
 {
