@@ -19,6 +19,8 @@ int mr_actor_feeder(struct mr_env *e);
 int mr_actor_target(struct mr_env *e);
 /* Ready rings -> gradients -> reduce -> commit -> optimizer; copies checkpoints out. */
 int mr_actor_drafter(struct mr_env *e);
+/* Allocates and exports the arenas of a GPU, and holds them until the end. */
+int mr_actor_keeper(struct mr_env *e);
 /* The one that the slot's kind names. */
 int mr_actor_run(struct mr_env *e);
 
@@ -32,10 +34,11 @@ int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_top
  * 2^24: exact in f32, whatever the order.  Only the layout's first tensor changes. */
 void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, const struct mr_dlayout *l, float *param);
 
-/* ---- engines over a kernel table (actors/model_engine.c) ------------------------------------------------------------------- */
+/* ---- engines over a kernel table (actors/target_engine.c, model_engine.c) -------------------------------------------------- */
 
-int mr_model_target_create(struct mr_target_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot,
-                           struct mr_err *err);
+/* `env` (may be NULL): on a GPU, the weights are the keeper's (actors/weights.h), else private.  -1 with err not set: the run is over. */
+int mr_model_target_create(struct mr_target_engine *e, struct mr_env *env, const struct mr_topology *t, const struct mr_checked *c,
+                           unsigned slot, struct mr_err *err);
 int mr_model_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot,
                             struct mr_err *err);
 
@@ -44,5 +47,7 @@ int mr_model_drafter_create(struct mr_drafter_engine *e, const struct mr_topolog
 /* argv[0] is the sub-command's name.  Return the exit code. */
 int mr_eval_main(int argc, char **argv);
 int mr_export_main(int argc, char **argv);
+int mr_devices_main(int argc, char **argv);
+int mr_bench_target_main(int argc, char **argv);
 
 #endif

@@ -22,10 +22,16 @@ struct mr_batch {
     const uint32_t *sample;          /* (n_seqs) */
 };
 
+struct mr_env;
+
 struct mr_target_engine {
     void *self;
     /* Hidden states of `b` into slab (n_tokens, K*H) of the slab's element type; host-confirmed complete on return (edge E1).  0 or -1. */
     int (*forward)(void *self, const struct mr_batch *b, void *slab, struct mr_err *err);
+    /* GPUs; NULL where forward has to do.  The same in two halves, so that the next microbatch runs while this one is published: begin
+     * issues the work for `place` (0 or 1; not begun, or finished), finish waits until it is complete.  Oldest first. */
+    int (*begin)(void *self, unsigned place, const struct mr_batch *b, void *slab, struct mr_err *err);
+    int (*finish)(void *self, unsigned place, struct mr_err *err);
     void (*destroy)(void *self);
 };
 
@@ -51,6 +57,8 @@ struct mr_drafter_engine {
 
 /* The topology slot decides engine, device and threads.  Loads weights.  0 or -1 with err. */
 int mr_target_engine_create(struct mr_target_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
+/* The same for an actor: weights on a GPU are its keeper's.  -1 with err not set: the run is over. */
+int mr_target_engine_open(struct mr_target_engine *e, struct mr_env *env, struct mr_err *err);
 int mr_drafter_engine_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
 
 #endif

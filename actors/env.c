@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "actors/actors.h"
+#include "actors/backend.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/point.h"
@@ -23,6 +24,7 @@ void mr_env_init(struct mr_env *e, struct mr_seg *seg, const struct mr_topology 
     *e = (struct mr_env){
         .seg = seg, .hdr = seg->hdr, .me = me, .evc = &seg->hdr->evc[me->kind], .topo = topo, .checked = checked, .slot = slot,
         .inc = inc, .rank = me->index, .event_fd = event_fd,
+        .map = {.open_cuda = mr_backend_arena_open, .close_cuda = mr_backend_arena_close},
     };
     mr_st_relaxed(&me->first_claim_ns, 0);   /* metrics */
 }
@@ -80,6 +82,7 @@ int mr_env_leave(struct mr_env *e, int rc)
 void mr_env_wait(struct mr_env *e, uint32_t seq, enum mr_wait_reason why)
 {
     pass_flags_on(e);
+    mr_arena_close_stale(&e->map, e->seg);                      /* nothing is in flight when an actor parks */
     mr_evc_wait(e->seg, e->evc, seq, MR_PARK_MS, e->me, why);   /* abort and timeout: the caller's loop looks again */
 }
 
@@ -140,6 +143,8 @@ int mr_actor_run(struct mr_env *e)
         return mr_actor_target(e);
     case MR_DRAFTER:
         return mr_actor_drafter(e);
+    case MR_KEEPER:
+        return mr_actor_keeper(e);
     default:
         mr_error("slot %u is a %s: this build has no such actor", e->slot, mr_kind_name(e->me->kind));
         return MR_EXIT_CONFIG;

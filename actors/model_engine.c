@@ -1,6 +1,6 @@
-/* The engines that compute: models over a kernel table, as the actors see them (actors/engine.h).
+/* The drafter engine that computes: a model over a kernel table, as the actor sees it (actors/engine.h).
  *
- * A target engine is a target model.  A drafter engine is a DFlash object, the target's frozen embedding and head, and the optimizer; it
+ * A drafter engine is a DFlash object, the target's frozen embedding and head, and the optimizer; it
  * keeps no training state: parameters, moments and gradients are the caller's (they live in an arena that outlives the actor), so every
  * call is a pure function of its arguments and a new incarnation goes on where the dead one stopped.
  * The anchors of a sample are a pure function of (seed, epoch, sample id): whoever drafts it, and however often, draws the same blocks.
@@ -21,50 +21,6 @@ static int failed(struct mr_err *err, const char *what, const struct mr_k *k, in
 {
     return mr_err_set(err, strcmp(k->op->name, "cpu") ? MR_EXIT_CUDA : MR_EXIT_FAILED, "%s on the %s backend failed: %s", what, k->op->name,
                       strerror(-rc));
-}
-
-/* ---- target ---------------------------------------------------------------------------------------------------------------------- */
-
-struct target {
-    struct mr_k *k;
-    struct mr_target_model *m;
-};
-
-static int target_forward(void *self, const struct mr_batch *b, void *slab, struct mr_err *err)
-{
-    struct target *t = self;
-    int rc = mr_target_model_forward(t->m, b->n_seqs, b->n_tokens, b->ids, b->cu, slab, NULL);
-
-    return rc ? failed(err, "target forward", t->k, rc) : 0;
-}
-
-static void target_destroy(void *self)
-{
-    struct target *t = self;
-
-    mr_target_model_destroy(t->m);
-    mr_backend_close(t->k);
-    free(t);
-}
-
-int mr_model_target_create(struct mr_target_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot,
-                           struct mr_err *err)
-{
-    const struct mr_topo_actor *a = &t->actor[slot];
-    struct mr_target_model_opts o = {.layers = c->drafter.layer_ids, .n_layers = c->drafter.K, .max_tokens = t->data.token_budget,
-                                     .max_seqs = c->plan_opts.max_seqs};
-    struct target *x = calloc(1, sizeof *x);
-
-    if (!x)
-        return mr_err_set(err, MR_EXIT_ENV, "out of memory");
-    x->k = mr_backend_open(a->device, a->threads, t->train.deterministic, err);
-    x->m = x->k ? mr_target_model_create(x->k, t->target.checkpoint, &o, err) : NULL;
-    if (!x->m) {
-        target_destroy(x);
-        return -1;
-    }
-    *e = (struct mr_target_engine){.self = x, .forward = target_forward, .destroy = target_destroy};
-    return 0;
 }
 
 /* ---- drafter --------------------------------------------------------------------------------------------------------------------- */

@@ -4,9 +4,14 @@
  * slab TARGET(me) -> ITEM(..), THEN item READY.  The other orders deadlock, or let a dead target's slab be handed out twice.  A target
  * without an item keeps its slab: it will need one for the next item anyway.
  *
+ * With an engine that computes behind our back (GPU) two microbatches are in flight: the second one is claimed and begun before the first
+ * one is waited for and published, so the device has work while the host does its part.  Nothing is ever waited for with a microbatch in
+ * flight but that microbatch: when no slab or item is to be had, what is in flight is published first.
+ *
  * A drain leaves between items, so nothing but the slab has to go back.
  */
 #include <errno.h>
+#include <unistd.h>
 
 #include "actors/actors.h"
 #include "base/clock.h"
@@ -16,72 +21,132 @@
 #include "ipc/item.h"
 #include "ipc/slab.h"
 
+struct flight {                  /* a microbatch whose forward has begun */
+    unsigned idx;
+    uint64_t word, generation, t0_ns;
+    struct mr_batch b;
+    int slab;
+};
+
 struct target {
     struct mr_env *env;
     struct mr_target_engine eng;
     unsigned device;
-    int slab;                    /* -1 = none in hand */
+    int slab;                    /* in hand, for the next item; -1 = none */
+    struct flight flight[2];
+    unsigned oldest, n, depth;   /* in flight now, and at most */
+    uint64_t idle_ns;            /* when the engine was last known to be without our work */
 };
 
-/* Forward of the item in hand into the slab in hand, then both are handed on. */
-static int extract(struct target *t, unsigned idx, uint64_t word)
+/* Forward of the item in hand into the slab in hand: begun, or (engines without halves) done. */
+static int begin(struct target *t, unsigned idx, uint64_t word)
 {
     struct mr_env *e = t->env;
     const struct mr_slab *slab = &e->seg->slabs[t->slab];
-    struct mr_batch b = mr_env_batch(e, idx, word);
+    unsigned place = (t->oldest + t->n) % 2;
+    struct flight *f = &t->flight[place];
     struct mr_err err = {0};
-    uint64_t t0 = mr_now_ns();
     char *base = mr_arena_base(&e->map, e->seg, slab->arena, 0, &err);
-    uint64_t generation;
+    int rc = -1;
+
+    *f = (struct flight){.idx = idx, .word = word, .t0_ns = mr_now_ns(), .b = mr_env_batch(e, idx, word), .slab = t->slab,
+                         .generation = e->map.at[slab->arena].generation};
+    e->seg->items[idx].extractions++;
+    if (base && t->eng.begin)
+        rc = t->eng.begin(t->eng.self, place, &f->b, base + slab->offset, &err);
+    else if (base)
+        rc = t->eng.forward(t->eng.self, &f->b, base + slab->offset, &err);
+    if (rc) {
+        mr_err_prefix(&err, "microbatch %u, slab %d", f->b.pos, t->slab);
+        return mr_env_fail(e, &err);
+    }
+    MR_POINT("target.forward.begun");
+    t->slab = -1;
+    t->n++;
+    return MR_GO_ON;
+}
+
+static void say_first(const struct target *t)
+{
+    const struct mr_actor_row *me = t->env->me;
+
+    if (t->eng.begin && mr_ld_relaxed(&me->note) != t->env->inc)
+        mr_info("first microbatch published %.0f ms after the start", (double)(mr_now_ns() - me->start_ns) * 1e-6);
+    mr_st_relaxed(&t->env->me->note, (uint64_t)t->env->inc);
+}
+
+/* The oldest in flight: waited for, then slab and item are handed on. */
+static int publish(struct target *t)
+{
+    struct mr_env *e = t->env;
+    struct flight *f = &t->flight[t->oldest];
+    struct mr_err err = {0};
     int rc;
 
-    e->seg->items[idx].extractions++;
-    if (!base || t->eng.forward(t->eng.self, &b, base + slab->offset, &err)) {
-        mr_err_prefix(&err, "microbatch %u, slab %d", b.pos, t->slab);
+    if (t->eng.begin && t->eng.finish(t->eng.self, t->oldest, &err)) {
+        mr_err_prefix(&err, "microbatch %u, slab %d", f->b.pos, f->slab);
         return mr_env_fail(e, &err);
     }
     MR_POINT("target.forward.done");
-    generation = e->map.at[slab->arena].generation;
-    rc = mr_slab_assign(e->seg, (unsigned)t->slab, e->slot, e->inc, idx, b.pos);
-    if (!rc && e->seg->items[idx].generation != generation)
+    rc = mr_slab_assign(e->seg, (unsigned)f->slab, e->slot, e->inc, f->idx, f->b.pos);
+    if (!rc && e->seg->items[f->idx].generation != f->generation)
         rc = -ESTALE;                                /* the keeper was replaced meanwhile: we wrote into memory that is no more */
     if (rc)
-        return mr_env_lost(e, "slab to item", b.pos, rc);
-    t->slab = -1;
+        return mr_env_lost(e, "slab to item", f->b.pos, rc);
     MR_POINT("target.slab.assigned");
-    rc = mr_item_ready(e->seg, idx, &word);          /* edge E1: release */
+    rc = mr_item_ready(e->seg, f->idx, &f->word);    /* edge E1: release */
     if (rc)
-        return mr_env_lost(e, "EXTRACTING to READY", b.pos, rc);
+        return mr_env_lost(e, "EXTRACTING to READY", f->b.pos, rc);
     MR_POINT("target.item.ready");
-    mr_env_worked(e, t0, 1, (uint64_t)b.n_tokens, 0);
+    t->oldest = (t->oldest + 1) % 2;
+    t->n--;
+    mr_env_worked(e, f->t0_ns > t->idle_ns ? f->t0_ns : t->idle_ns, 1, (uint64_t)f->b.n_tokens, 0);
+    t->idle_ns = mr_now_ns();
+    say_first(t);
     return MR_GO_ON;
+}
+
+/* Takes a slab, then an item, and begins.  -EAGAIN: *why is not to be had now. */
+static int claim(struct target *t, enum mr_wait_reason *why)
+{
+    struct mr_env *e = t->env;
+    uint64_t word;
+    int idx;
+
+    *why = MR_WAIT_SLAB;
+    if (t->slab < 0) {
+        t->slab = mr_slab_take(e->seg, t->device, e->slot, e->inc);
+        if (t->slab < 0)
+            return -EAGAIN;
+        MR_POINT("target.slab.taken");
+    }
+    *why = MR_WAIT_INPUT;
+    idx = mr_item_extract(e->seg, e->slot, e->inc, &word);
+    if (idx < 0)
+        return -EAGAIN;
+    MR_POINT("target.item.claimed");
+    mr_env_claimed(e);
+    return begin(t, (unsigned)idx, word);
 }
 
 static int turn(struct target *t)
 {
     struct mr_env *e = t->env;
     uint32_t seq = mr_evc_read(e->evc);
-    int rc = mr_env_check(e, 1);
-    uint64_t word;
+    enum mr_wait_reason why = MR_WAIT_INPUT;
+    int rc = mr_env_check(e, t->n == 0);
 
     if (rc != MR_GO_ON)
         return rc;
-    if (t->slab < 0) {
-        t->slab = mr_slab_take(e->seg, t->device, e->slot, e->inc);
-        if (t->slab < 0) {
-            mr_env_wait(e, seq, MR_WAIT_SLAB);
-            return MR_GO_ON;
-        }
-        MR_POINT("target.slab.taken");
-    }
-    rc = mr_item_extract(e->seg, e->slot, e->inc, &word);
-    if (rc < 0) {
-        mr_env_wait(e, seq, MR_WAIT_INPUT);
-        return MR_GO_ON;
-    }
-    MR_POINT("target.item.claimed");
-    mr_env_claimed(e);
-    return extract(t, (unsigned)rc, word);
+    rc = t->n < t->depth && !mr_ld(&e->me->drain) ? claim(t, &why) : -EAGAIN;
+    if (rc == MR_GO_ON && t->n < t->depth)
+        return rc;
+    if (rc != MR_GO_ON && rc != -EAGAIN)
+        return rc;
+    if (t->n)
+        return publish(t);
+    mr_env_wait(e, seq, why);
+    return MR_GO_ON;
 }
 
 int mr_actor_target(struct mr_env *e)
@@ -90,12 +155,15 @@ int mr_actor_target(struct mr_env *e)
     struct mr_err err = {0};
     int rc;
 
-    if (mr_target_engine_create(&t.eng, e->topo, e->checked, e->slot, &err))
-        return mr_env_fail(e, &err);
+    if (mr_target_engine_open(&t.eng, e, &err))      /* without an error: the run was over before we had our weights */
+        return err.code ? mr_env_fail(e, &err) : mr_env_leave(e, MR_EXIT_OK);
+    t.depth = t.eng.begin ? 2 : 1;
     mr_env_running(e);
     do
         rc = turn(&t);
     while (rc == MR_GO_ON);
+    if (rc == MR_EXIT_CUDA)
+        _exit(rc);                                   /* a sticky error: every further call could only fail, or hang */
     if (rc == MR_EXIT_OK && t.slab >= 0)         /* after an error an item may be in hand: recovery must queue it before the slab is free */
         mr_slab_give(e->seg, (unsigned)t.slab, e->slot, e->inc);
     t.eng.destroy(t.eng.self);

@@ -20,28 +20,30 @@
             return rc_;    \
     } while (0)
 
-struct layer {
-    void *ln1;           /* (H) */
-    void *qkv;           /* ((nh + 2 kv) hd, H) */
-    void *qn, *kn;       /* (hd), NULL for Llama */
-    void *o;             /* (H, nh hd) */
-    void *ln2;           /* (H) */
-    void *gu;            /* (2 I, H) */
-    void *down;          /* (H, I) */
+struct layer {                   /* never written */
+    const void *ln1;           /* (H) */
+    const void *qkv;           /* ((nh + 2 kv) hd, H) */
+    const void *qn, *kn;       /* (hd), NULL for Llama */
+    const void *o;             /* (H, nh hd) */
+    const void *ln2;           /* (H) */
+    const void *gu;            /* (2 I, H) */
+    const void *down;          /* (H, I) */
 };
 
 struct mr_target_model {
     struct mr_k *k;
     struct mr_model_config c;
     int depth;                   /* decoder layers that run */
-    int full, max_tokens, max_seqs, n_capture;
+    int full, max_tokens, max_positions, max_seqs, n_capture;
     int *capture;                /* [n_capture] */
-    struct mr_frozen frozen;
-    void *weights, *work;        /* the two allocations */
+    const void *weights;         /* the block of all weights ... */
+    void *own_weights;           /* ... when it is ours */
+    void *work;                  /* the allocation of all activations */
     struct layer *layer;         /* [depth] */
-    void *norm;                  /* (H), only when full */
+    const void *embed;           /* (rows, H) */
+    const void *norm, *head;     /* (H), (vocab, H), only when full */
     void *h, *n, *qkv, *o, *gu, *m, *logits;
-    float *cs;                   /* RoPE table (max_tokens, hd) */
+    float *cs;                   /* RoPE table (max_positions, hd) */
     int32_t *ids, *pos, *cu;
     int32_t *host_pos;
 };
@@ -50,69 +52,7 @@ static size_t q_cols(const struct mr_model_config *c) { return (size_t)c->n_head
 static size_t kv_cols(const struct mr_model_config *c) { return (size_t)c->n_kv_heads * (size_t)c->head_dim; }
 static void *at(const struct mr_target_model *m, void *p, size_t n) { return (char *)p + n * (size_t)m->k->act_bytes; }
 
-/* ---- loading ------------------------------------------------------------------------------------------------------------------- */
-
-static int k_dtype(enum mr_st_dtype t, enum mr_k_dtype *out, size_t *bytes)
-{
-    switch (t) {
-    case MR_ST_F32:
-        *out = MR_K_F32;
-        *bytes = 4;
-        return 0;
-    case MR_ST_BF16:
-        *out = MR_K_BF16;
-        *bytes = 2;
-        return 0;
-    case MR_ST_F16:
-        *out = MR_K_F16;
-        *bytes = 2;
-        return 0;
-    default:
-        return -EINVAL;
-    }
-}
-
-/* A safetensors file may place a tensor at any byte; kernels may rely on the alignment of its elements. */
-static int load_unaligned(struct mr_k *k, void *dst, const void *src, enum mr_k_dtype dtype, size_t n, size_t bytes)
-{
-    void *copy = malloc(n * bytes + 1);
-    int rc;
-
-    if (!copy)
-        return -ENOMEM;
-    memcpy(copy, src, n * bytes);
-    rc = k->op->load(k, dst, copy, dtype, n);
-    if (!rc)
-        rc = k->op->sync(k);
-    free(copy);
-    return rc;
-}
-
-int mr_load_tensor(struct mr_k *k, const struct mr_model_files *files, const char *name, void *dst, size_t n, struct mr_err *err)
-{
-    const struct mr_st *st;
-    const struct mr_st_tensor *t = mr_model_find(files, name, &st);
-    enum mr_k_dtype dtype;
-    size_t bytes;
-    int rc;
-
-    if (!t)
-        return mr_err_set(err, MR_EXIT_CONFIG, "target checkpoint: tensor %s is missing", name);
-    if (t->n != n)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has %llu elements, the config says %zu", st->path, name,
-                          (unsigned long long)t->n, n);
-    if (k_dtype(t->dtype, &dtype, &bytes))
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: tensor %s has dtype %s; F32, BF16 and F16 can be loaded", st->path, name,
-                          t->dtype_name);
-    if ((uintptr_t)mr_st_data(st, t) % bytes)
-        rc = load_unaligned(k, dst, mr_st_data(st, t), dtype, n, bytes);
-    else
-        rc = k->op->load(k, dst, mr_st_data(st, t), dtype, n);
-    if (rc)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: loading tensor %s to the %s backend failed: %s", st->path, name, k->op->name,
-                          strerror(-rc));
-    return 0;
-}
+/* ---- frozen ends -------------------------------------------------------------------------------------------------------------- */
 
 int mr_frozen_load(struct mr_frozen *f, struct mr_k *k, const struct mr_model_files *files, const struct mr_model_config *c, int want_head,
                    struct mr_err *err)
@@ -147,78 +87,60 @@ void mr_frozen_release(struct mr_frozen *f)
     f->embed = f->head = NULL;
 }
 
-static void carve_weights(struct mr_target_model *m, struct mr_carve *v)
-{
-    const struct mr_model_config *c = &m->c;
-    size_t act = (size_t)m->k->act_bytes, H = (size_t)c->hidden_size, I = (size_t)c->intermediate_size, hd = (size_t)c->head_dim;
-    int head_norm = c->arch == MR_ARCH_QWEN3;
+/* ---- weights -------------------------------------------------------------------------------------------------------------------- */
 
+static const void *in_block(const struct mr_target_model *m, uint64_t offset)
+{
+    return offset == MR_TL_NONE ? NULL : (const char *)m->weights + offset;
+}
+
+static void place_weights(struct mr_target_model *m, const struct mr_tlayout *l)
+{
     for (int i = 0; i < m->depth; i++) {
-        struct layer *l = &m->layer[i];
+        const struct mr_tl_layer *t = &l->layer[i];
 
-        l->ln1 = mr_carve_take(v, H, act);
-        l->qkv = mr_carve_take(v, (q_cols(c) + 2 * kv_cols(c)) * H, act);
-        l->qn = head_norm ? mr_carve_take(v, hd, act) : NULL;
-        l->kn = head_norm ? mr_carve_take(v, hd, act) : NULL;
-        l->o = mr_carve_take(v, H * q_cols(c), act);
-        l->ln2 = mr_carve_take(v, H, act);
-        l->gu = mr_carve_take(v, 2 * I * H, act);
-        l->down = mr_carve_take(v, H * I, act);
+        m->layer[i] = (struct layer){.ln1 = in_block(m, t->ln1), .qkv = in_block(m, t->qkv), .qn = in_block(m, t->qn),
+                                     .kn = in_block(m, t->kn), .o = in_block(m, t->o), .ln2 = in_block(m, t->ln2),
+                                     .gu = in_block(m, t->gu), .down = in_block(m, t->down)};
     }
-    m->norm = m->full ? mr_carve_take(v, H, act) : NULL;
+    m->embed = in_block(m, l->embed);
+    m->norm = in_block(m, l->norm);
+    m->head = in_block(m, l->head);
 }
 
-static int load_layer(struct mr_target_model *m, const struct mr_model_files *f, int i, struct mr_err *err)
+/* A block of our own, from the checkpoint. */
+static int load_weights(struct mr_target_model *m, const char *dir, struct mr_err *err)
 {
-    const struct mr_model_config *c = &m->c;
-    struct layer *l = &m->layer[i];
-    size_t H = (size_t)c->hidden_size, I = (size_t)c->intermediate_size, hd = (size_t)c->head_dim, q = q_cols(c), kv = kv_cols(c);
-    const struct {
-        const char *name;
-        void *dst;
-        size_t n;
-    } part[] = {
-        {"input_layernorm", l->ln1, H},
-        {"self_attn.q_proj", l->qkv, q * H},
-        {"self_attn.k_proj", at(m, l->qkv, q * H), kv * H},
-        {"self_attn.v_proj", at(m, l->qkv, (q + kv) * H), kv * H},
-        {"self_attn.q_norm", l->qn, hd},
-        {"self_attn.k_norm", l->kn, hd},
-        {"self_attn.o_proj", l->o, H * q},
-        {"post_attention_layernorm", l->ln2, H},
-        {"mlp.gate_proj", l->gu, I * H},
-        {"mlp.up_proj", at(m, l->gu, I * H), I * H},
-        {"mlp.down_proj", l->down, H * I},
-    };
+    unsigned parts = MR_TL_LAYERS | MR_TL_EMBED | (m->full ? MR_TL_NORM | MR_TL_HEAD : 0);
+    struct mr_tlayout l = {0};
+    struct mr_model_files files;
+    int rc = -1;
 
-    for (size_t j = 0; j < sizeof part / sizeof part[0]; j++) {
-        char name[128];
-
-        if (!part[j].dst)                 /* Llama has no per-head norms */
-            continue;
-        snprintf(name, sizeof name, "model.layers.%d.%s.weight", i, part[j].name);
-        if (mr_load_tensor(m->k, f, name, part[j].dst, part[j].n, err))
-            return -1;
-    }
-    return 0;
-}
-
-static int load_weights(struct mr_target_model *m, const struct mr_model_files *f, struct mr_err *err)
-{
-    struct mr_carve v = {0};
-
-    carve_weights(m, &v);
-    m->weights = m->k->op->alloc(m->k, v.at);
-    if (!m->weights)
-        return mr_err_set(err, MR_EXIT_ENV, "out of memory for the target's weights (%zu bytes) on the %s backend", v.at, m->k->op->name);
-    v = (struct mr_carve){.base = m->weights};
-    carve_weights(m, &v);
-    for (int i = 0; i < m->depth; i++)
-        if (load_layer(m, f, i, err))
-            return -1;
-    if (m->full && mr_load_tensor(m->k, f, "model.norm.weight", m->norm, (size_t)m->c.hidden_size, err))
+    if (mr_model_files_open(&files, &m->c, dir, err))
         return -1;
-    return mr_frozen_load(&m->frozen, m->k, f, &m->c, m->full, err);
+    if (mr_tlayout_make(&l, &m->c, m->depth, parts, m->k->act_bytes))
+        mr_err_set(err, MR_EXIT_ENV, "out of memory");
+    else if (!(m->weights = m->own_weights = m->k->op->alloc(m->k, l.bytes)))
+        mr_err_set(err, MR_EXIT_ENV, "out of memory for the target's weights (%llu bytes) on the %s backend", (unsigned long long)l.bytes,
+                   m->k->op->name);
+    else
+        rc = mr_weights_load(m->k, &l, &files, m->own_weights, err);
+    if (!rc)
+        place_weights(m, &l);
+    mr_tlayout_free(&l);
+    mr_model_files_close(&files);
+    return rc;
+}
+
+static int set_weights(struct mr_target_model *m, const char *dir, const struct mr_target_model_opts *o, struct mr_err *err)
+{
+    if (!o->weights)
+        return load_weights(m, dir, err);
+    MR_ASSERT(o->layout->elem == m->k->act_bytes && o->layout->depth >= m->depth && o->layout->embed != MR_TL_NONE);
+    MR_ASSERT(!m->full || (o->layout->norm != MR_TL_NONE && o->layout->head != MR_TL_NONE));
+    m->weights = o->weights;
+    place_weights(m, o->layout);
+    return 0;
 }
 
 /* ---- activations --------------------------------------------------------------------------------------------------------------- */
@@ -235,7 +157,7 @@ static void carve_work(struct mr_target_model *m, struct mr_carve *v)
     m->gu = mr_carve_take(v, T * 2 * I, act);
     m->m = mr_carve_take(v, T * I, act);
     m->logits = m->full ? mr_carve_take(v, T * (size_t)c->vocab_size, act) : NULL;
-    m->cs = mr_carve_take(v, T * (size_t)c->head_dim, sizeof(float));
+    m->cs = mr_carve_take(v, (size_t)m->max_positions * (size_t)c->head_dim, sizeof(float));
     m->ids = mr_carve_take(v, T, sizeof(int32_t));
     m->pos = mr_carve_take(v, T, sizeof(int32_t));
     m->cu = mr_carve_take(v, (size_t)m->max_seqs + 1, sizeof(int32_t));
@@ -243,13 +165,13 @@ static void carve_work(struct mr_target_model *m, struct mr_carve *v)
 
 static int fill_rope(struct mr_target_model *m)
 {
-    size_t n = (size_t)m->max_tokens * (size_t)m->c.head_dim;
+    size_t n = (size_t)m->max_positions * (size_t)m->c.head_dim;
     float *cs = malloc(n * sizeof *cs), *inv = malloc((size_t)m->c.head_dim / 2 * sizeof *inv);
     int rc = -ENOMEM;
 
     if (cs && inv) {
         mr_model_inv_freq(&m->c, inv);
-        mr_k_rope_table(cs, m->max_tokens, m->c.head_dim, inv);
+        mr_k_rope_table(cs, m->max_positions, m->c.head_dim, inv);
         rc = m->k->op->h2d(m->k, m->cs, cs, n * sizeof *cs);
         if (!rc)
             rc = m->k->op->sync(m->k);
@@ -298,7 +220,6 @@ static int set_capture(struct mr_target_model *m, const struct mr_target_model_o
 struct mr_target_model *mr_target_model_create(struct mr_k *k, const char *dir, const struct mr_target_model_opts *o, struct mr_err *err)
 {
     struct mr_target_model *m = calloc(1, sizeof *m);
-    struct mr_model_files files = {0};
     int rc = -1;
 
     if (!m) {
@@ -308,12 +229,12 @@ struct mr_target_model *mr_target_model_create(struct mr_k *k, const char *dir, 
     m->k = k;
     m->full = o->full;
     m->max_tokens = o->max_tokens;
+    m->max_positions = o->max_positions ? o->max_positions : o->max_tokens;
     m->max_seqs = o->max_seqs;
-    if (!mr_model_config_load(&m->c, dir, err) && !mr_model_files_open(&files, &m->c, dir, err)) {
-        if (!set_capture(m, o, err) && !load_weights(m, &files, err) && !alloc_work(m, err))
-            rc = k->op->sync(k) ? mr_err_set(err, MR_EXIT_FAILED, "%s: the %s backend failed while loading", dir, k->op->name) : 0;
-        mr_model_files_close(&files);
-    }
+    if (!mr_model_config_load(&m->c, dir, err) && !set_capture(m, o, err) && !set_weights(m, dir, o, err) && !alloc_work(m, err))
+        rc = k->op->sync(k) ? mr_err_set(err, strcmp(k->op->name, "cpu") ? MR_EXIT_CUDA : MR_EXIT_FAILED,
+                                         "%s: the %s backend failed while loading", dir, k->op->name)
+                            : 0;
     if (rc) {
         mr_target_model_destroy(m);
         return NULL;
@@ -325,9 +246,8 @@ void mr_target_model_destroy(struct mr_target_model *m)
 {
     if (!m)
         return;
-    mr_frozen_release(&m->frozen);
-    if (m->weights)
-        m->k->op->release(m->k, m->weights);
+    if (m->own_weights)
+        m->k->op->release(m->k, m->own_weights);
     if (m->work)
         m->k->op->release(m->k, m->work);
     free(m->host_pos);
@@ -343,6 +263,9 @@ const struct mr_model_config *mr_target_model_config(const struct mr_target_mode
 /* Host arrays to the device, positions restarting at each sequence. */
 static int stage(struct mr_target_model *m, int n_seqs, int n, const int32_t *ids, const int32_t *cu)
 {
+    for (int s = 0; s < n_seqs; s++)
+        if (cu[s + 1] - cu[s] > m->max_positions)
+            return -E2BIG;
     for (int s = 0; s < n_seqs; s++)
         for (int t = cu[s]; t < cu[s + 1]; t++)
             m->host_pos[t] = t - cu[s];
@@ -396,17 +319,17 @@ static int head(struct mr_target_model *m, int n, const struct mr_tap *tap)
 
     DO(m->k->op->rmsnorm(m->k, n, H, m->h, m->norm, (float)m->c.rms_eps, m->n, NULL));
     DO(mr_tap_see(tap, "norm", -1, 0, m->n, n, H));
-    DO(m->k->op->linear(m->k, n, V, H, m->n, H, m->frozen.head, m->logits, V, 0));
+    DO(m->k->op->linear(m->k, n, V, H, m->n, H, m->head, m->logits, V, 0));
     return mr_tap_see(tap, "logits", -1, 0, m->logits, n, V);
 }
 
-int mr_target_model_forward(struct mr_target_model *m, int n_seqs, int n_tokens, const int32_t *ids, const int32_t *cu, void *features,
-                            const struct mr_tap *tap)
+int mr_target_model_issue(struct mr_target_model *m, int n_seqs, int n_tokens, const int32_t *ids, const int32_t *cu, void *features,
+                          const struct mr_tap *tap)
 {
     if (n_seqs < 1 || n_seqs > m->max_seqs || n_tokens < 1 || n_tokens > m->max_tokens)
         return -E2BIG;
     DO(stage(m, n_seqs, n_tokens, ids, cu));
-    DO(m->k->op->embed(m->k, n_tokens, m->c.hidden_size, m->frozen.embed, m->ids, m->h));
+    DO(m->k->op->embed(m->k, n_tokens, m->c.hidden_size, m->embed, m->ids, m->h));
     DO(mr_tap_see(tap, "hidden", -1, 0, m->h, n_tokens, m->c.hidden_size));
     for (int i = 0; i < m->depth; i++) {
         DO(attention(m, &m->layer[i], n_seqs, n_tokens, cu));
@@ -414,7 +337,29 @@ int mr_target_model_forward(struct mr_target_model *m, int n_seqs, int n_tokens,
         DO(mr_tap_see(tap, "hidden", i, 0, m->h, n_tokens, m->c.hidden_size));
         DO(capture(m, i, n_tokens, features));
     }
-    if (m->full)
-        DO(head(m, n_tokens, tap));
+    return m->full ? head(m, n_tokens, tap) : 0;
+}
+
+int mr_target_model_forward(struct mr_target_model *m, int n_seqs, int n_tokens, const int32_t *ids, const int32_t *cu, void *features,
+                            const struct mr_tap *tap)
+{
+    DO(mr_target_model_issue(m, n_seqs, n_tokens, ids, cu, features, tap));
     return m->k->op->sync(m->k);
+}
+
+int mr_target_model_products(struct mr_target_model *m, int n)
+{
+    const struct mr_k_ops *op = m->k->op;
+    const struct mr_model_config *c = &m->c;
+    int H = c->hidden_size, I = c->intermediate_size, q = c->n_heads * c->head_dim, ld = q + 2 * c->n_kv_heads * c->head_dim;
+
+    for (int i = 0; i < m->depth; i++) {
+        const struct layer *l = &m->layer[i];
+
+        DO(op->linear(m->k, n, ld, H, m->n, H, l->qkv, m->qkv, ld, 0));
+        DO(op->linear(m->k, n, H, q, m->o, q, l->o, m->h, H, 1));
+        DO(op->linear(m->k, n, 2 * I, H, m->n, H, l->gu, m->gu, 2 * I, 0));
+        DO(op->linear(m->k, n, H, I, m->m, I, l->down, m->h, H, 1));
+    }
+    return 0;
 }

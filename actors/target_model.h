@@ -2,7 +2,8 @@
  *
  * A microbatch is sequences packed back to back; positions restart at each, no padding exists.  Only the layers up to the highest
  * captured one run.  Query, key and value weights are one matrix [q; k; v] in memory, gate and up are one matrix [gate; up]: fewer,
- * larger products.  One model object per thread; it owns all its memory, allocated once at create for the largest microbatch.
+ * larger products (data/target_layout.h).  One model object per thread; it owns its activations, allocated once at create for the largest
+ * microbatch, and its weights, unless they are lent to it (a keeper's).
  */
 #ifndef MR_ACTORS_TARGET_MODEL_H
 #define MR_ACTORS_TARGET_MODEL_H
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include "actors/tap.h"
+#include "actors/weights.h"
 #include "base/err.h"
 #include "data/model_config.h"
 #include "kernels/kernels.h"
@@ -26,20 +28,19 @@ int mr_frozen_load(struct mr_frozen *f, struct mr_k *k, const struct mr_model_fi
                    struct mr_err *err);
 void mr_frozen_release(struct mr_frozen *f);
 
-/* dst (act, on the device) = the tensor `name`, n elements.  -1 with err when it is absent, of another size or of a dtype without a
- * conversion. */
-int mr_load_tensor(struct mr_k *k, const struct mr_model_files *files, const char *name, void *dst, size_t n, struct mr_err *err);
-
 struct mr_target_model_opts {
     const int *layers;           /* captured decoder layers; column block j of the features is the output of layer layers[j] */
     int n_layers;
     int max_tokens, max_seqs;    /* of one microbatch */
+    int max_positions;           /* longest sequence; 0 = max_tokens */
     int full;                    /* 1: run all layers, the final norm and the head, and show them to the tap */
+    const void *weights;         /* NULL: loaded here.  Else a complete block laid out by `layout`, with MR_TL_LAYERS and MR_TL_EMBED at least: */
+    const struct mr_tlayout *layout;     /* the weights are borrowed and never written, the layout is read by create only */
 };
 
 struct mr_target_model;
 
-/* Opens the checkpoint directory, checks it, loads the weights.  `k` is borrowed and must outlive the model. */
+/* Reads the config of the checkpoint directory; loads the weights from it, unless opts has them.  `k` is borrowed and must outlive the model. */
 struct mr_target_model *mr_target_model_create(struct mr_k *k, const char *dir, const struct mr_target_model_opts *o, struct mr_err *err);
 void mr_target_model_destroy(struct mr_target_model *m);
 const struct mr_model_config *mr_target_model_config(const struct mr_target_model *m);
@@ -49,5 +50,12 @@ const struct mr_model_config *mr_target_model_config(const struct mr_target_mode
  * decoder layers), and when `full`: "norm" and "logits".  0, or a negative errno (-E2BIG: larger than opts said). */
 int mr_target_model_forward(struct mr_target_model *m, int n_seqs, int n_tokens, const int32_t *ids, const int32_t *cu, void *features,
                             const struct mr_tap *tap);
+
+/* The same without waiting: on a GPU the work is only issued.  ids and cu may change on return; features may not be read, nor the model
+ * destroyed, before the device has come this far. */
+int mr_target_model_issue(struct mr_target_model *m, int n_seqs, int n_tokens, const int32_t *ids, const int32_t *cu, void *features,
+                          const struct mr_tap *tap);
+/* For measurements: issues only the matrix products of a forward pass of n_tokens.  The activations hold garbage afterwards. */
+int mr_target_model_products(struct mr_target_model *m, int n_tokens);
 
 #endif

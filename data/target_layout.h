@@ -30,7 +30,7 @@ void mr_tlayout_free(struct mr_tlayout *l);
 /* Of names, places and sizes, with `target` (mr_model_fingerprint) in it.  Never 0. */
 uint64_t mr_tlayout_fingerprint(const struct mr_tlayout *l, uint64_t target);
 
-/* Device memory of a target's activations beside the weights, for `max_tokens` tokens in a microbatch (actors/target_model.c). */
+/* Device memory of a target's activations at most, beside the weights, for `max_tokens` tokens in a microbatch (actors/target_model.c). */
 uint64_t mr_target_work_bytes(const struct mr_model_config *c, int max_tokens, int max_seqs, int elem);
 
 #endif
