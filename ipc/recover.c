@@ -318,14 +318,17 @@ static void mark_cells(const struct mr_seg *s, unsigned ring, const uint64_t *wo
 unsigned mr_recover_rings(const struct mr_seg *s)
 {
     uint64_t word[MR_MAX_ITEMS];
-    uint8_t has[MR_MAX_ITEMS] = {0};
+    uint8_t has[MR_MAX_ITEMS];
+    struct list l;
     unsigned n = 0;
-    struct list l = {0};
 
+    l.n = 0;
     mr_st(&s->hdr->sweep, 0);                      /* before the scan: a hint dropped during it sets it again */
     mr_recover_slabs(s);
-    for (unsigned i = 0; i < s->hdr->n_items; i++)
+    for (unsigned i = 0; i < s->hdr->n_items; i++) {
         word[i] = mr_ld(&s->items[i].word);        /* words before cells: a cell written since can only make us push too little, */
+        has[i] = 0;
+    }
     for (unsigned i = 0; i < mr_ring_count(s); i++)
         mark_cells(s, i, word, has);               /* and its pusher lives; a cell passed since means that the word moved on */
     for (unsigned i = 0; i < s->hdr->n_items; i++)

@@ -47,16 +47,6 @@ static inline int live(const struct mr_ring *r, uint64_t cell, uint64_t word)
     return mr_w_phase(word) == r->want && mr_w_ticket(word) == mr_c_ticket(cell);
 }
 
-/* The claim will CAS this line a moment after loading it: fetch it for writing at once (one transfer instead of two). */
-static inline void fetch_for_write(const void *p)
-{
-#if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p));
-#else
-    __builtin_prefetch(p, 1);
-#endif
-}
-
 /* The cell of `head`.  1 and *h, *c set, or 0 = empty. */
 static inline int head_cell(struct mr_ring *r, uint64_t *h, uint64_t *c)
 {
@@ -140,7 +130,6 @@ int mr_ring_claim(const struct mr_seg *s, unsigned ring, enum mr_phase to, unsig
         int won = 0;
 
         if (idx < s->hdr->n_items) {           /* a corrupt cell is a stale cell */
-            fetch_for_write(&s->items[idx].word);
             w = mr_ld(&s->items[idx].word);
             next = mr_w_item(to, slot, inc, mr_w_pos(w), mr_w_pub(w));
             MR_POINT("ipc.ring.claim");
