@@ -596,6 +596,52 @@ def case_hang():
         r.close()
 
 
+def case_pause():
+    """Pauses shorter than hang_s change nothing: nobody is declared dead by time."""
+    r = Run("pause", rows=800)
+    try:
+        r.start()
+        r.reach(2)
+        for name, pid in r.pids().items():
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGCONT)
+            if r.proc.poll() is not None:
+                break
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        need(r.summary()["restarts"] == 0, "a pause was taken for a death")
+    finally:
+        r.close()
+
+
+def case_two_runs():
+    """Two runs beside each other: stopping, killing and inspecting one does not touch the other."""
+    a, b = Run("two-a", rows=2400), Run("two-b", rows=2400)
+    try:
+        a.start()
+        b.start()
+        a.reach(2)
+        b.reach(2)
+        p = subprocess.run([MILLRACE, "stop"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "name one" in p.stderr, f"which of them: {p}")
+        p = subprocess.run([MILLRACE, "inspect", a.name], capture_output=True, text=True, check=False)
+        need(p.returncode == 0 and "drafter/1" in p.stdout, f"inspect: {p}")
+        a.proc.kill()
+        a.proc.wait()
+        need(a.status()["state"] == "dead", f"status of a dead run: {a.status()}")
+        p = subprocess.run([MILLRACE, "restart", a.name, "drafter/0"], capture_output=True, text=True, check=False)
+        need(p.returncode == 1 and "does not answer" in p.stderr, f"restart in a dead run: {p}")
+        subprocess.run([MILLRACE, "clean"], check=True, capture_output=True)
+        need(not a.shm() and b.shm(), "clean took the wrong run")
+        b.must_end(0, "completed")
+        b.must_be_exact()
+        need(b.summary()["restarts"] == 0, "the other run was hit")
+    finally:
+        a.close()
+        b.close()
+
+
 def case_fault_points():
     """The supervisor dies at each of its own points; what is left resumes to an exact end."""
     for point in ("sup.recover.begin", "sup.recover.done"):
@@ -706,6 +752,19 @@ def case_links():
 
 
 def case_usage():
+    """Exit codes and one-line hints; help; pack."""
+    tmp = tempfile.mkdtemp(prefix="mr-e2e-")
+    rows, packed = os.path.join(tmp, "rows.jsonl"), os.path.join(tmp, "rows.safetensors")
+    with open(rows, "w", encoding="utf-8") as f:
+        f.write('{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}\n' * 3)
+    p = subprocess.run([MILLRACE, "pack", rows, packed], capture_output=True, text=True, check=False)
+    need(p.returncode == 0 and os.path.getsize(packed) > 0 and p.stdout, f"pack: {p}")
+    with open(rows, "a", encoding="utf-8") as f:
+        f.write('{"input_ids": [1, 2')
+    p = subprocess.run([MILLRACE, "pack", rows, packed], capture_output=True, text=True, check=False)
+    need(p.returncode == 2 and "rows.jsonl:4" in p.stderr, f"pack of a cut line: {p}")
+    shutil.rmtree(tmp)
+
     def run(*args):
         return subprocess.run([MILLRACE, *args], capture_output=True, text=True, check=False)
     for args in ([], ["chekc"], ["run"], ["run", "a", "b"], ["check", "--sett", "x", "a"], ["status", "--json=1"], ["run", "x.json", "--io", "kqueue"],
