@@ -165,8 +165,8 @@ static void *open_row(struct mr_arena_map *m, const struct mr_seg *s, const stru
         return open_shm(s, row, err);
     if (m->open_cuda)
         return m->open_cuda(row, m->ctx, err);
-    mr_err_set(err, MR_EXIT_ENV, "arena %u lies in GPU memory (export kind %u), and this process has no CUDA; use a build with the cuda backend",
-               arena, row->export_kind);
+    mr_err_set(err, MR_EXIT_ENV, "arena %u lies in GPU memory (export kind %u), and this process has no CUDA; "
+               "use a build with the cuda backend", arena, row->export_kind);
     return NULL;
 }
 

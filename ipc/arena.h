@@ -46,8 +46,8 @@ struct mr_arena_map {
  * NULL with err when it is not registered, or the generation asked for is not current (-> the caller's item is stale). */
 void *mr_arena_base(struct mr_arena_map *m, const struct mr_seg *s, unsigned arena, uint64_t generation, struct mr_err *err);
 void mr_arena_close_all(struct mr_arena_map *m);
-/* Closes mappings of slab arenas whose generation is no longer current: as long as somebody maps a dead keeper's memory, the device does not
- * get it back for the next keeper.  Only when no work on them is in flight. */
+/* Closes mappings of slab arenas whose generation is no longer current: as long as somebody maps a dead keeper's memory, the device does
+ * not get it back for the next keeper.  Only when no work on them is in flight. */
 void mr_arena_close_stale(struct mr_arena_map *m, const struct mr_seg *s);
 
 /* Views into a drafter arena (struct mr_drafter_arena, then f32 blocks, each aligned to 128 bytes). */

@@ -27,15 +27,16 @@ void mr_seg_dump(const struct mr_seg *s, FILE *f)
 
     snap(&h, s->hdr, sizeof h);
     fprintf(f, "run %.*s id %016llx supervisor %d boot %.36s\n", MR_NAME_MAX, h.run, (unsigned long long)h.run_id, h.sup_pid, h.boot_id);
-    fprintf(f, "  %u actors (%u targets, %u drafters), %u items, %u slabs, %u arenas, %u buckets, %u places a step\n", h.n_actors, h.n_targets,
-            h.n_drafters, h.n_items, h.n_slabs, h.n_arenas, h.n_buckets, h.n_places);
+    fprintf(f, "  %u actors (%u targets, %u drafters), %u items, %u slabs, %u arenas, %u buckets, %u places a step\n", h.n_actors,
+            h.n_targets, h.n_drafters, h.n_items, h.n_slabs, h.n_arenas, h.n_buckets, h.n_places);
     fprintf(f, "  %u epochs, %u steps from %u, %u microbatches of at most %u tokens%s\n", h.n_epochs, h.steps_total, h.first_step,
             h.microbatches_total, h.token_budget, h.deterministic ? ", deterministic" : "");
     fprintf(f, "  cursor %llu, plan epochs %llu, ledger %llu, latest checkpoint %llu\n", (unsigned long long)h.cursor,
             (unsigned long long)h.plan_epochs, (unsigned long long)h.ledger_done, (unsigned long long)h.ckpt_latest);
     fprintf(f, "  abort %u stop %u sweep %u fatal %u; event counts", h.abort, h.stop, h.sweep, h.fatal);
     for (unsigned k = 0; k < MR_KINDS; k++)
-        fprintf(f, " %s %u%s late %u", mr_kind_name((enum mr_kind)k), h.evc[k].seq / 2, h.evc[k].seq & 1 ? " (sleepers)" : "", h.evc[k].late);
+        fprintf(f, " %s %u%s late %u", mr_kind_name((enum mr_kind)k), h.evc[k].seq / 2, h.evc[k].seq & 1 ? " (sleepers)" : "",
+                h.evc[k].late);
     fprintf(f, "\n");
 }
 
@@ -58,7 +59,8 @@ void mr_actors_dump(const struct mr_seg *s, FILE *f)
                 (int)sizeof a.device, a.device, actor_state_name(a.state), a.incarnation, a.pid, a.restarts, (unsigned long long)a.progress,
                 a.joined ? ", joined" : "", a.acked ? ", acknowledged" : "");
         if (a.wait_reason)
-            fprintf(f, ", waits for %s since %.3f s", mr_wait_name((enum mr_wait_reason)a.wait_reason), (double)(now - a.wait_since_ns) * 1e-9);
+            fprintf(f, ", waits for %s since %.3f s", mr_wait_name((enum mr_wait_reason)a.wait_reason),
+                    (double)(now - a.wait_since_ns) * 1e-9);
         fprintf(f, "\n");
     }
 }
@@ -123,8 +125,8 @@ void mr_step_dump(const struct mr_seg *s, FILE *f)
     uint64_t w = mr_step_read(s), c = mr_ld(&s->hdr->ckpt);
     unsigned step = mr_sw_step(w), m = mr_step_places(s, step);
 
-    fprintf(f, "step %u %s collective epoch %u reduced %#x applied %#x, %u places\n", step, mr_step_phase_name((enum mr_step_phase)mr_sw_phase(w)),
-            mr_sw_cepoch(w), mr_sw_reduced(w), mr_sw_applied(w), m);
+    fprintf(f, "step %u %s collective epoch %u reduced %#x applied %#x, %u places\n", step,
+            mr_step_phase_name((enum mr_step_phase)mr_sw_phase(w)), mr_sw_cepoch(w), mr_sw_reduced(w), mr_sw_applied(w), m);
     for (unsigned k = 0; k < m; k++) {
         uint64_t p = mr_ld(&s->places[k].word);
         unsigned state = mr_place_state(s, step, k);
@@ -166,8 +168,9 @@ void mr_arenas_dump(const struct mr_seg *s, FILE *f)
         struct mr_arena_row a;
 
         snap(&a, &s->arenas[i], sizeof a);
-        fprintf(f, "arena %u %s of %u on device %u: %s, %llu bytes, generation %llu (last %llu)\n", i, a.use < MR_ARENA_USES ? use[a.use] : "?",
-                a.owner, a.device, a.export_kind <= MR_EXPORT_VMM ? kind[a.export_kind] : "?", (unsigned long long)a.bytes,
+        fprintf(f, "arena %u %s of %u on device %u: %s, %llu bytes, generation %llu (last %llu)\n", i,
+                a.use < MR_ARENA_USES ? use[a.use] : "?", a.owner, a.device, a.export_kind <= MR_EXPORT_VMM ? kind[a.export_kind] : "?",
+                (unsigned long long)a.bytes,
                 (unsigned long long)a.generation, (unsigned long long)a.last_generation);
         if (mr_w_seal_kind(a.seal) == MR_SEAL_LOADING)
             fprintf(f, "  being loaded by slot %u, incarnation %u\n", mr_w_slab_slot(a.seal), mr_w_slab_inc(a.seal));

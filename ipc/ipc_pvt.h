@@ -16,8 +16,8 @@ void mr_shm_path(char path[MR_PATH_MAX], const char *run, const char *suffix);
 int mr_run_name_ok(const char *run);
 uint32_t mr_pid_namespace(void);
 void mr_boot_id(char id[40]);
-/* Creates a file of `bytes`, all allocated now, zero but for `head`; it has its name only once it is complete.  EEXIST, ENOSPC, ... as messages; on failure the name is not there (unless
- * it was).  *fd gets the descriptor, or it is closed when fd is NULL. */
+/* Creates a file of `bytes`, all allocated now, zero but for `head`; it has its name only once it is complete.  EEXIST, ENOSPC, ... as
+ * messages; on failure the name is not there (unless it was).  *fd gets the descriptor, or it is closed when fd is NULL. */
 int mr_shm_create(const char *path, uint64_t bytes, const void *head, size_t head_bytes, int *fd, struct mr_err *err);
 /* Removes the names of the run, .ctl only when `ctl` is set (it comes last). */
 void mr_shm_remove(const char *run, int ctl);

@@ -359,7 +359,7 @@ static void sum(struct mr_recovered *a, struct mr_recovered b)
     a->places += b.places;
 }
 
-/* Everything that lay on the device of this keeper.  (Of slabs and weights the row's owner is the keeper; of drafter state, the drafter.) */
+/* Everything on the device of this keeper.  (Of slabs and weights the row's owner is the keeper; of drafter state, the drafter.) */
 static struct mr_recovered recover_keeper(const struct mr_seg *s, unsigned index)
 {
     struct mr_recovered r = {0};

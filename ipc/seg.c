@@ -151,8 +151,8 @@ static int give_name(int f, const char *path)
 static int cannot_create(const char *path, int e, struct mr_err *err)
 {
     if (e == EEXIST)
-        return mr_err_set(err, MR_EXIT_ENV, "%s exists already: a run of this name is live, or died; choose another name, or `millrace clean`",
-                          path);
+        return mr_err_set(err, MR_EXIT_ENV, "%s exists already: a run of this name is live, or died; choose another name, or "
+                          "`millrace clean`", path);
     return mr_err_set(err, MR_EXIT_ENV, "cannot create %s: %s; /dev/shm must be a writable tmpfs", path, strerror(e));
 }
 

@@ -8,7 +8,6 @@
  * Removal takes .ctl last: as long as it exists, nobody can create a run of that name.  mr_seg_clean holds a lock on the .ctl it has
  * judged and checks that the name still leads to it, so it can never hit a successor.
  */
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -144,7 +143,9 @@ static int is_kind(const char *suffix)
 {
     if (!strcmp(suffix, "ctl") || !strcmp(suffix, "tok") || !strcmp(suffix, "plan") || !strcmp(suffix, "sock"))
         return 1;
-    return suffix[0] == 'a' && isdigit((unsigned char)suffix[1]) && strlen(suffix) <= 4 && strspn(suffix + 1, "0123456789") == strlen(suffix + 1);
+    if (suffix[0] != 'a' || !suffix[1] || strlen(suffix) > 4)
+        return 0;
+    return suffix[1 + strspn(suffix + 1, "0123456789")] == 0;
 }
 
 /* "millrace-<run>.<kind>" -> run and kind; 0 when the name is not one of ours. */

@@ -63,7 +63,10 @@ static inline unsigned mr_w_slab_inc(uint64_t w) { return (unsigned)w & 0xfffu; 
 /* Seal word of a weights arena: kind 4 | LOADING: slot 8, incarnation 12 in the low 20 bits | SEALED: generation 44.  An empty arena is
  * loaded by exactly one actor; its death, or the keeper's, makes the arena empty again. */
 enum mr_seal_kind { MR_SEAL_EMPTY, MR_SEAL_LOADING, MR_SEAL_SEALED };
-static inline uint64_t mr_w_seal_loading(unsigned slot, unsigned inc) { return (uint64_t)MR_SEAL_LOADING << 60 | (uint64_t)slot << 12 | inc; }
+static inline uint64_t mr_w_seal_loading(unsigned slot, unsigned inc)
+{
+    return (uint64_t)MR_SEAL_LOADING << 60 | (uint64_t)slot << 12 | inc;
+}
 static inline uint64_t mr_w_sealed(uint64_t generation) { return (uint64_t)MR_SEAL_SEALED << 60 | (generation & ((1ull << 44) - 1)); }
 static inline unsigned mr_w_seal_kind(uint64_t w) { return (unsigned)(w >> 60); }
 

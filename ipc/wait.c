@@ -124,7 +124,8 @@ static void end_wait(struct mr_actor_row *me, enum mr_wait_reason why, uint64_t 
     mr_st_relaxed(&me->wait_reason, (uint32_t)MR_WAIT_NONE);
 }
 
-int mr_evc_wait(const struct mr_seg *s, struct mr_evc *e, uint32_t seq, unsigned timeout_ms, struct mr_actor_row *me, enum mr_wait_reason why)
+int mr_evc_wait(const struct mr_seg *s, struct mr_evc *e, uint32_t seq, unsigned timeout_ms, struct mr_actor_row *me,
+                enum mr_wait_reason why)
 {
     uint64_t now = mr_now_ns();
     int rc;

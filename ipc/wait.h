@@ -25,7 +25,8 @@ void mr_evc_bump_all(const struct mr_seg *s);
 /* Parks until the count differs from `seq`, `timeout_ms` (capped to MR_PARK_MS) passed, or abort is set; spins briefly first.
  * `me` (may be NULL) gets wait_reason / wait_since_ns / wait_ns[] so that a stall names who waits for what.
  * Returns 0 (changed), -ETIMEDOUT, -ECANCELED (abort), -EINTR never (restarted). */
-int mr_evc_wait(const struct mr_seg *s, struct mr_evc *e, uint32_t seq, unsigned timeout_ms, struct mr_actor_row *me, enum mr_wait_reason why);
+int mr_evc_wait(const struct mr_seg *s, struct mr_evc *e, uint32_t seq, unsigned timeout_ms, struct mr_actor_row *me,
+                enum mr_wait_reason why);
 
 const char *mr_wait_name(enum mr_wait_reason why);   /* "input", "slab", ... */
 

@@ -46,13 +46,14 @@ struct rig {
 static inline unsigned rig_target(const struct rig *r, unsigned i) { return i + 1 + 0 * r->T; }
 static inline unsigned rig_drafter(const struct rig *r, unsigned i) { return 1 + r->T + i; }
 
-static inline struct mr_seg_params rig_params(const char *run, unsigned targets, unsigned drafters, unsigned places, unsigned slabs, unsigned epochs,
-                                              unsigned per_epoch)
+static inline struct mr_seg_params rig_params(const char *run, unsigned targets, unsigned drafters, unsigned places, unsigned slabs,
+                                              unsigned epochs, unsigned per_epoch)
 {
     unsigned steps = epochs * ((per_epoch + places - 1) / places);
 
-    return (struct mr_seg_params){.run = run, .n_actors = 1 + targets + drafters, .n_items = slabs + targets + 2, .n_slabs = slabs, .n_arenas = 1 + drafters,
-                                  .n_epochs = epochs, .n_buckets = 2, .n_targets = targets, .n_drafters = drafters, .n_places = places,
+    return (struct mr_seg_params){.run = run, .n_actors = 1 + targets + drafters, .n_items = slabs + targets + 2, .n_slabs = slabs,
+                                  .n_arenas = 1 + drafters, .n_epochs = epochs, .n_buckets = 2, .n_targets = targets, .n_drafters = drafters,
+                                  .n_places = places,
                                   .token_budget = 64, .max_seqs = 8, .steps_total = steps, .microbatches_total = epochs * per_epoch,
                                   .param_count = epochs * per_epoch, .plan_samples_max = per_epoch, .plan_entries_max = per_epoch};
 }
@@ -83,7 +84,8 @@ static inline void rig_row(struct rig *r, unsigned slot, enum mr_kind kind, unsi
     a->joined = kind == MR_DRAFTER;
 }
 
-static inline void rig_make(struct rig *r, unsigned targets, unsigned drafters, unsigned places, unsigned slabs, unsigned epochs, unsigned per_epoch)
+static inline void rig_make(struct rig *r, unsigned targets, unsigned drafters, unsigned places, unsigned slabs, unsigned epochs,
+                            unsigned per_epoch)
 {
     static unsigned count;
     struct mr_err err = {0};

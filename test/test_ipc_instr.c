@@ -28,11 +28,6 @@ static int wait_stop(pid_t pid)
     return WIFSTOPPED(status) ? WSTOPSIG(status) : -1;
 }
 
-static long code_at(pid_t pid, unsigned long at)
-{
-    return ptrace(PTRACE_PEEKTEXT, pid, (void *)at, 0);
-}
-
 static unsigned long rip_of(pid_t pid)
 {
     return (unsigned long)ptrace(PTRACE_PEEKUSER, pid, (void *)offsetof(struct user_regs_struct, rip), 0);
@@ -46,6 +41,11 @@ static int to_mark(pid_t pid)
 }
 
 #ifdef MR_FAULT_POINTS
+static long code_at(pid_t pid, unsigned long at)
+{
+    return ptrace(PTRACE_PEEKTEXT, pid, (void *)at, 0);
+}
+
 /* Fault points are no part of what is tested: from the entry of one, run to its return. */
 static void skip_point(pid_t pid)
 {

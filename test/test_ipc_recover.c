@@ -432,7 +432,8 @@ TEST(test_sweep_recovery)
 {
     static const char *const first[] = {"ipc.item.filling:5", "test.feeder.cursor:6", "ipc.slab.assigned:4", "ipc.item.extracting:3",
                                         "test.drafter.added:2", "ipc.item.drafting:3", "ipc.step.reduce:1", "ipc.step.reduced:2",
-                                        "test.drafter.half_applied:1", "test.drafter.zeroed:1", "ipc.item.slab_freed:2", "ipc.ckpt.claimed:1"};
+                                        "test.drafter.half_applied:1", "test.drafter.zeroed:1", "ipc.item.slab_freed:2",
+                                        "ipc.ckpt.claimed:1"};
     unsigned n = in_recovery.n, deaths = 0;
 
     STRESS();
@@ -469,8 +470,8 @@ int main(void)
         cmocka_unit_test(test_keeper),          cmocka_unit_test(test_evict),                 cmocka_unit_test(test_orphan_slabs),
         cmocka_unit_test(test_publication_saturates),
 #ifdef MR_FAULT_POINTS
-        cmocka_unit_test(test_sweep_one),       cmocka_unit_test(test_sweep_one_spare_slab),  cmocka_unit_test(test_sweep_one_deterministic),
-        cmocka_unit_test(test_sweep_all),       cmocka_unit_test(test_sweep_recovery),
+        cmocka_unit_test(test_sweep_one),       cmocka_unit_test(test_sweep_one_spare_slab),
+        cmocka_unit_test(test_sweep_one_deterministic), cmocka_unit_test(test_sweep_all), cmocka_unit_test(test_sweep_recovery),
 #endif
     };
 

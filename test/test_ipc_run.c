@@ -66,7 +66,8 @@ TEST(test_threads_deterministic) { run_threads(1, 6); }
 /* Points that actors of each kind pass, for deaths at an exact place. */
 static const char *const points[] = {
     "ipc.item.filling", "test.feeder.written", "test.feeder.cursor", "ipc.item.queued", "ipc.ring.pushed", "ipc.item.queue_pushed",
-    "ipc.slab.taken", "ipc.ring.decided", "ipc.item.extracting", "ipc.slab.assign", "ipc.slab.assigned", "ipc.item.ready", "ipc.item.ready_pushed",
+    "ipc.slab.taken", "ipc.ring.decided", "ipc.item.extracting", "ipc.slab.assign", "ipc.slab.assigned", "ipc.item.ready",
+    "ipc.item.ready_pushed",
     "ipc.place.taken", "ipc.item.drafting", "ipc.item.drafting_pos", "test.drafter.added", "test.drafter.accumulated", "ipc.place.left",
     "ipc.step.reduce", "ipc.step.moved", "test.drafter.summed", "ipc.step.reduced", "test.drafter.half_applied", "test.drafter.apply_done",
     "test.drafter.zeroed", "ipc.item.slab_freed", "ipc.item.freed", "ipc.step.applied", "ipc.ckpt.claimed", "test.drafter.boot_zeroed",

@@ -33,8 +33,8 @@ struct mini {
 
 #define MINI_BAD(m, cond) ((cond) ? (void)mr_add(&(m)->bad, 1) : (void)0)
 
-static inline struct mini *mini_make(unsigned targets, unsigned drafters, unsigned places, unsigned slabs, unsigned epochs, unsigned per_epoch,
-                                     unsigned det)
+static inline struct mini *mini_make(unsigned targets, unsigned drafters, unsigned places, unsigned slabs, unsigned epochs,
+                                     unsigned per_epoch, unsigned det)
 {
     struct mini *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct mr_err err = {0};

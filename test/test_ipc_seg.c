@@ -119,9 +119,9 @@ TEST(test_refused_parameters)
     err.code = 0;
     assert_int_equal(mr_seg_create(&s, &q, &err), -1);      /* 13 drafters do not fit the step word */
     assert_non_null(strstr(err.msg, "n_drafters"));
-    for (const char *const *name = (const char *const[]){"", ".", "..", "a b", "x/../y", "0123456789012345678901234567890123456789012345678", NULL};
-         *name; name++)
+    for (const char *const *name = (const char *const[]){"", ".", "..", "a b", "x/../y", NULL}; *name; name++)
         assert_int_equal(mr_seg_open(&s, *name, 0, NULL), -1);
+    assert_int_equal(mr_seg_open(&s, "0123456789012345678901234567890123456789012345678", 0, NULL), -1);
 }
 
 TEST(test_name_is_reserved)
