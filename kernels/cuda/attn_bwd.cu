@@ -245,7 +245,8 @@ __device__ static inline void product_acc(float acc[D / 8][4], const uint32_t fa
         }
 }
 
-/* From S^T and dP^T of keys key, key+8 (this lane's rows) to packed P^T and dS^T. */
+/* From S^T and dP^T of keys key, key+8 (this lane's rows) to packed P^T and dS^T.  MASKED: not every query sees every key. */
+template <bool MASKED>
 __device__ static inline void key_probabilities(const struct row_stats *st, float scale, int key, int lane, float s[KV_QUERIES / 8][4],
                                                 float dp[KV_QUERIES / 8][4], uint32_t pa[KV_QUERIES / 16][4],
                                                 uint32_t sa[KV_QUERIES / 16][4])
@@ -256,14 +257,13 @@ __device__ static inline void key_probabilities(const struct row_stats *st, floa
         for (int e = 0; e < 2; e++) {
             int q = n * 8 + (lane & 3) * 2 + e;
             float lse = st->lse[q] * LOG2E, delta = st->delta[q];
-            struct span see = st->see[q];
 
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float p = exp2_fast(s[n][2 * h + e] * scale - lse);
-                int t = key + h * 8;
 
-                p = t >= see.lo && t < see.hi ? p : 0.0f;
+                if (MASKED)
+                    p = key + h * 8 >= st->see[q].lo && key + h * 8 < st->see[q].hi ? p : 0.0f;
                 s[n][2 * h + e] = p;
                 dp[n][2 * h + e] = p * (dp[n][2 * h + e] - delta);
             }
@@ -276,12 +276,16 @@ __device__ static inline void key_probabilities(const struct row_stats *st, floa
     }
 }
 
-/* Can any of the stage's queries see one of the 16 keys from `key`? */
-__device__ static inline bool seen(const struct row_stats *st, int key, int lane)
+enum sight { NONE, SOME, ALL };
+
+/* Which of the 16 keys from `key` do the stage's queries see? */
+__device__ static inline enum sight seen(const struct row_stats *st, int key, int lane)
 {
     struct span a = st->see[lane], b = st->see[lane + 32];
 
-    return warp_min(min(a.lo, b.lo)) < key + 16 && warp_max(max(a.hi, b.hi)) > key;
+    if (warp_max(max(a.lo, b.lo)) <= key && warp_min(min(a.hi, b.hi)) >= key + 16)
+        return ALL;
+    return warp_min(min(a.lo, b.lo)) < key + 16 && warp_max(max(a.hi, b.hi)) > key ? SOME : NONE;
 }
 
 /* Writes 16 keys' dK or dV: to bf16 rows (set, or added when add), or to f32 partial sums. */
@@ -339,11 +343,16 @@ __device__ static inline void key_step(const struct attn_args &a, const struct k
     float s[KV_QUERIES / 8][4], dp[KV_QUERIES / 8][4];
     uint32_t pa[KV_QUERIES / 16][4], sa[KV_QUERIES / 16][4];
 
-    if (!seen(st, t.t0 + first, lane))
+    enum sight sight = seen(st, t.t0 + first, lane);
+
+    if (sight == NONE)
         return;
     product_16<D>(s, k + mine, q + cols);
     product_16<D>(dp, v + mine, dO + cols);
-    key_probabilities(st, a.scale_log2, t.t0 + first + lane / 4, lane, s, dp, pa, sa);
+    if (sight == ALL)
+        key_probabilities<false>(st, a.scale_log2, t.t0 + first + lane / 4, lane, s, dp, pa, sa);
+    else
+        key_probabilities<true>(st, a.scale_log2, t.t0 + first + lane / 4, lane, s, dp, pa, sa);
     product_acc<D>(dv, pa, dO + rows);
     product_acc<D>(dk, sa, q + rows);
 }

@@ -46,18 +46,16 @@ __device__ static inline struct best merge_warp(struct best b)
     return b;
 }
 
-/* Eight logits from z[i]; beyond V they read as -inf.  The row's buffer reaches to a multiple of eight. */
+/* Eight logits from z[i]; beyond V they count as -inf. */
 __device__ static inline void load8(const float *z, int i, int V, float f[8])
 {
-    for (int e = 0; e < 8; e++)
-        f[e] = -INFINITY;
-    if (i >= V)
+    if (i + 8 <= V) {
+        *(float4 *)f = *(const float4 *)(z + i);
+        *(float4 *)(f + 4) = *(const float4 *)(z + i + 4);
         return;
-    *(float4 *)f = *(const float4 *)(z + i);
-    *(float4 *)(f + 4) = *(const float4 *)(z + i + 4);
+    }
     for (int e = 0; e < 8; e++)
-        if (i + e >= V)
-            f[e] = -INFINITY;
+        f[e] = i + e < V ? z[i + e] : -INFINITY;
 }
 
 /* This thread's share of the row, which is every PIECE-th run of eight. */
