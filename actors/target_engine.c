@@ -129,7 +129,7 @@ static int lent_weights(struct target *t, struct mr_env *env, const struct mr_ch
 {
     void *base;
 
-    if (mr_check_weights(c, env->topo, (int)env->topo->actor[env->slot].device_index, &t->layout))
+    if (mr_check_weights(c, env->topo, (int)env->topo->actor[env->slot].device_index, t->k->act_bytes, &t->layout))
         return mr_err_set(err, MR_EXIT_ENV, "out of memory");
     if (mr_weights_map(env, t->k, &t->layout, &base, err))
         return -1;

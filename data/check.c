@@ -85,7 +85,7 @@ int mr_check_depth(const struct mr_checked *c)
     return depth;
 }
 
-int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, struct mr_tlayout *l)
+int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, int elem, struct mr_tlayout *l)
 {
     unsigned parts = 0;
 
@@ -96,7 +96,7 @@ int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, in
             continue;
         parts |= a->kind == MR_TARGET ? MR_TL_LAYERS | MR_TL_EMBED : a->kind == MR_DRAFTER ? MR_TL_EMBED | MR_TL_HEAD : 0;
     }
-    return mr_tlayout_make(l, &c->target, mr_check_depth(c), parts, 2);
+    return mr_tlayout_make(l, &c->target, mr_check_depth(c), parts, elem);
 }
 
 /* A CUDA context with cuBLAS and its workspace, measured: 0.6 GiB on an H200. */

@@ -38,9 +38,9 @@ enum mr_check_parts {
 int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, struct mr_err *err);
 void mr_checked_free(struct mr_checked *c);
 
-/* The block of target weights that a keeper holds on device d, a GPU: what the targets and drafters there read (data/target_layout.h).  bytes
- * 0 when they read nothing.  0 or -ENOMEM; free in both cases. */
-int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, struct mr_tlayout *l);
+/* The block of target weights that a keeper holds on device d, a GPU: what the targets and drafters there read (data/target_layout.h), in
+ * elements of `elem` bytes (2: bf16).  bytes 0 when they read nothing.  0 or -ENOMEM; free in both cases. */
+int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, int elem, struct mr_tlayout *l);
 /* Device memory that the actors on GPU d allocate for themselves beside the keeper's arenas: contexts, libraries, activations. */
 uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *t, int d);
 /* Decoder layers that a target must run: up to the highest one that is captured. */

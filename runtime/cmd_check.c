@@ -1,4 +1,5 @@
 /* millrace check: everything that can be known before a process is started. */
+#include "runtime/gpus.h"
 #include "runtime/prepare.h"
 
 int mr_cmd_check(int argc, char **argv)
@@ -21,7 +22,7 @@ int mr_cmd_check(int argc, char **argv)
     r = mr_prepare(&p, path, &set, NULL, &err);
     if (r == 0) {
         mr_prepared_print(&p, stdout);
-        r = mr_shm_plan_fits(&p.shm, &err);
+        r = mr_shm_plan_fits(&p.shm, &err) || mr_gpus_prepare(&p.topo, &p.checked, stdout, &err) ? -1 : 0;
     }
     mr_prepared_free(&p);
     return r ? mr_cmd_fail(&err) : 0;

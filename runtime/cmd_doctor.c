@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "runtime/cmd.h"
+#include "runtime/gpus.h"
 #include "runtime/loop.h"
 #include "runtime/spawn.h"
 
@@ -78,19 +80,63 @@ static void look_actor(void)
     line(!bad, "actor", text);
 }
 
-static void look_gpu(void)
+static int device_files(void)
 {
     DIR *dir = opendir("/dev");
     struct dirent *e;
-    char text[100];
     int n = 0;
 
     while (dir && (e = readdir(dir)))
         n += strncmp(e->d_name, "nvidia", 6) == 0 && e->d_name[6] >= '0' && e->d_name[6] <= '9';
     if (dir)
         closedir(dir);
-    snprintf(text, sizeof text, n ? "%d NVIDIA device files" : "none: runs use the cpu backend", n);
-    line(1, "gpu", text);
+    return n;
+}
+
+static void look_peers(const struct mr_gpus *g)
+{
+    char text[400] = "";
+    int missing = 0;
+
+    for (int a = 0; a < g->n; a++)
+        for (int b = 0; b < g->n; b++)
+            if (a != b && !g->gpu[a].peer[b] && missing++ < 8)
+                snprintf(text + strlen(text), sizeof text - strlen(text), "%scuda:%d -> cuda:%d", text[0] ? ", " : "", a, b);
+    if (g->n > 1)
+        line(!missing, "peer access", missing ? text : "between all GPUs");
+    if (missing)
+        printf("      %-12s a drafter cannot pull hidden states over these pairs\n", "");
+}
+
+/* A process of its own asks: this one never touches CUDA. */
+static void look_gpu(void)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    struct mr_err err = {0};
+    struct mr_gpus g;
+    char text[2300], label[32];
+    int files = device_files();
+
+    if (!files) {
+        line(1, "gpu", "no NVIDIA device files: runs use the cpu backend");
+        return;
+    }
+    if (mr_gpus_query(&g, &err)) {
+        snprintf(text, sizeof text, "%d NVIDIA device files, but: %s", files, err.msg);
+        line(0, "gpu", text);
+        return;
+    }
+    for (int i = 0; i < g.n; i++) {
+        snprintf(label, sizeof label, "cuda:%d", i);
+        snprintf(text, sizeof text, "%s %s, capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free", g.gpu[i].name, g.gpu[i].uuid,
+                 g.gpu[i].major, g.gpu[i].minor, g.gpu[i].sms, (double)g.gpu[i].free_bytes / 0x1p30, (double)g.gpu[i].total_bytes / 0x1p30);
+        line(g.gpu[i].major >= 8, label, text);
+    }
+    if (visible) {
+        snprintf(text, sizeof text, "CUDA_VISIBLE_DEVICES=%.200s: cuda:N counts within it", visible);
+        line(g.n > 0, "gpu", text);
+    }
+    look_peers(&g);
 }
 
 static void say_run(const char *run, int alive, void *arg)

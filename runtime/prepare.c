@@ -5,6 +5,8 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+#include "runtime/gpus.h"
+
 /* "/run/name="NAME"" as one more --set, so that a name from the command line is checked like one from the file. */
 static int with_name(const struct mr_arg_list *set, const char *name, struct mr_arg_list *out, char *text, size_t bytes, struct mr_err *err)
 {
@@ -51,6 +53,11 @@ void mr_prepared_print(const struct mr_prepared *p, FILE *f)
     uint64_t have = statvfs("/dev/shm", &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
 
     mr_check_print(&p->checked, &p->topo, f);
+    for (int d = 0; d < p->topo.n_devices; d++)
+        if (mr_is_gpu(p->topo.device[d]) && mr_topo_slabs_on(&p->topo, d))
+            fprintf(f, "slabs of  %s: %s\n", p->topo.device[d],
+                    mr_shm_plan_host_slabs(&p->topo, d) ? "f32 in /dev/shm, because all drafters run on the cpu: its targets convert and copy"
+                                                        : "bf16 in its own memory, held by a keeper");
     fprintf(f, "/dev/shm: %.1f MiB needed (%.1f MiB slabs and drafter state, %.1f MiB queues, tokens and plan), %.1f MiB available\n",
             (double)p->shm.total_bytes / 1048576.0, (double)p->shm.arena_bytes / 1048576.0,
             (double)(p->shm.total_bytes - p->shm.arena_bytes) / 1048576.0, (double)have / 1048576.0);

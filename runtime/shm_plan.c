@@ -43,9 +43,33 @@ static int slabs_in_shm(const struct mr_topology *t, unsigned device)
     return !is_cuda(t->device[device]) || all_drafters_on_cpu(t);
 }
 
+int mr_shm_plan_host_slabs(const struct mr_topology *t, int d)
+{
+    return slabs_in_shm(t, (unsigned)d);
+}
+
 static uint64_t slab_arena_bytes(const struct mr_checked *c, const struct mr_topology *t)
 {
     return (uint64_t)t->queue.slabs_per_device * c->slab_bytes;
+}
+
+int mr_shm_plan_arenas(struct mr_device_arenas *n, const struct mr_checked *c, const struct mr_topology *t, int d, struct mr_err *err)
+{
+    struct mr_tlayout l;
+    int rc;
+
+    *n = (struct mr_device_arenas){0};
+    if (!is_cuda(t->device[d]))
+        return 0;
+    if (has_target(t, (unsigned)d) && !slabs_in_shm(t, (unsigned)d))
+        n->slabs = slab_arena_bytes(c, t);
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_DRAFTER && t->actor[i].device_index == (unsigned)d)
+            n->drafters += mr_drafter_arena_bytes(c->layout.P);
+    rc = mr_check_weights(c, t, d, 2, &l);
+    n->weights = l.bytes;
+    mr_tlayout_free(&l);
+    return rc ? mr_err_set(err, MR_EXIT_ENV, "out of memory") : 0;
 }
 
 static unsigned min_u(unsigned a, unsigned b)
@@ -177,13 +201,27 @@ static void arena_row(struct mr_seg *s, unsigned arena, unsigned use, unsigned o
     s->arenas[arena].export_kind = in_shm ? MR_EXPORT_SHM : MR_EXPORT_CUDA_IPC;
 }
 
+/* Index of the device's keeper; of the cpu, which has none, the device's own. */
+static unsigned keeper_of(const struct mr_topology *t, unsigned device)
+{
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_KEEPER && t->actor[i].device_index == device)
+            return t->actor[i].index;
+    return device;
+}
+
 static int fill_arenas(const struct mr_checked *c, const struct mr_topology *t, struct mr_seg *s, struct mr_err *err)
 {
     unsigned nd = (unsigned)t->n_devices, weights = nd + (unsigned)t->n_drafters;
+    struct mr_device_arenas n;
 
     for (unsigned d = 0; d < nd; d++) {
-        arena_row(s, d, MR_ARENA_SLABS, d, d, slabs_in_shm(t, d));
-        arena_row(s, weights + d, MR_ARENA_WEIGHTS, d, d, !is_cuda(t->device[d]));
+        if (mr_shm_plan_arenas(&n, c, t, (int)d, err))
+            return -1;
+        arena_row(s, d, MR_ARENA_SLABS, keeper_of(t, d), d, slabs_in_shm(t, d));
+        arena_row(s, weights + d, MR_ARENA_WEIGHTS, keeper_of(t, d), d, !is_cuda(t->device[d]));
+        s->arenas[d].bytes = n.slabs;
+        s->arenas[weights + d].bytes = n.weights;
         if (has_target(t, d) && slabs_in_shm(t, d) && mr_arena_create_shm(s, d, slab_arena_bytes(c, t), err))
             return -1;
     }
@@ -194,6 +232,7 @@ static int fill_arenas(const struct mr_checked *c, const struct mr_topology *t, 
         if (a->kind != MR_DRAFTER)
             continue;
         arena_row(s, arena, MR_ARENA_DRAFTER, a->index, a->device_index, !is_cuda(a->device));
+        s->arenas[arena].bytes = mr_drafter_arena_bytes(c->layout.P);
         if (!is_cuda(a->device) && mr_arena_create_shm(s, arena, mr_drafter_arena_bytes(c->layout.P), err))
             return -1;
     }

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ static const char *const thread_var[THREAD_VARS] = {"OMP_NUM_THREADS", "OPENBLAS
 
 struct env {
     char text[THREAD_VARS][40];
-    char **list; /* [n + THREAD_VARS + 1] */
+    char **list; /* [n + THREAD_VARS + n_set + 1] */
 };
 
 static int is_thread_var(const char *entry)
@@ -38,18 +39,32 @@ static int is_thread_var(const char *entry)
     return 0;
 }
 
-static int env_make(struct env *e, int threads)
+static int is_set(const struct mr_spawn *sp, const char *entry)
+{
+    for (int i = 0; i < sp->n_set; i++) {
+        size_t n = strcspn(sp->set[i], "=") + 1;
+
+        if (strncmp(entry, sp->set[i], n) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static int env_make(struct env *e, const struct mr_spawn *sp)
 {
     size_t n = 0, k = 0;
+    int threads = sp->threads;
 
     while (environ[n])
         n++;
-    e->list = calloc(n + THREAD_VARS + 1, sizeof *e->list);
+    e->list = calloc(n + THREAD_VARS + (size_t)sp->n_set + 1, sizeof *e->list);
     if (!e->list)
         return -ENOMEM;
     for (size_t i = 0; i < n; i++)
-        if (!threads || !is_thread_var(environ[i]))
+        if ((!threads || !is_thread_var(environ[i])) && !is_set(sp, environ[i]))
             e->list[k++] = environ[i];
+    for (int i = 0; i < sp->n_set; i++)
+        e->list[k++] = (char *)(uintptr_t)sp->set[i];
     for (int i = 0; threads && i < THREAD_VARS; i++) {
         snprintf(e->text[i], sizeof e->text[i], "%s=%d", thread_var[i], threads);
         e->list[k++] = e->text[i];
@@ -131,7 +146,7 @@ int mr_spawn(struct mr_child *c, const struct mr_spawn *sp, struct mr_err *err)
     pid_t pid, parent = getpid();
 
     *c = (struct mr_child){.pidfd = -1, .out_fd = -1};
-    if (env_make(&env, sp->threads) || pipe2(out, O_CLOEXEC) || pipe2(error, O_CLOEXEC)) {
+    if (env_make(&env, sp) || pipe2(out, O_CLOEXEC) || pipe2(error, O_CLOEXEC)) {
         failed(err, "no pipe or memory to start", sp->path, errno);
         goto done;
     }

@@ -24,6 +24,8 @@ struct mr_spawn {
     const int *keep; /* descriptors it inherits */
     int n_keep;
     int threads; /* OMP_NUM_THREADS and its kin; 0 = leave the environment alone */
+    const char *const *set; /* "NAME=value", in place of what the environment says */
+    int n_set;
 };
 
 /* 0, or -1 with err (MR_EXIT_ENV); the errno of a failed exec comes back too.  Blocks until the exec has happened. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include "base/point.h"
 #include "ipc/atomic.h"
 #include "ipc/wait.h"
+#include "runtime/gpus.h"
 #include "runtime/supervisor_pvt.h"
 
 enum { OUTPUT_READS = 16 };
@@ -138,6 +140,22 @@ static void prepare_row(struct mr_slot *s)
     s->stopped_since_ns = 0;
 }
 
+/* Which GPUs it sees: one, none, or all of ours (actors/backend.h reads the second variable).  Number of assignments in set[]. */
+static int gpu_environment(const struct mr_slot *s, char visible[2][160], const char *set[2])
+{
+    const struct mr_topology *t = s->sup->o->topo;
+    char value[128];
+    int pinned;
+
+    if (!mr_gpus_visible(t, s->n, getenv("CUDA_VISIBLE_DEVICES"), value, sizeof value, &pinned))
+        return 0;
+    snprintf(visible[0], sizeof visible[0], "CUDA_VISIBLE_DEVICES=%s", value);
+    snprintf(visible[1], sizeof visible[1], "MILLRACE_DEVICE=%s", pinned ? t->actor[s->n].device : "");
+    set[0] = visible[0];
+    set[1] = visible[1];
+    return 2;
+}
+
 static int start_process(struct mr_slot *s, struct mr_err *err)
 {
     struct mr_sup *sup = s->sup;
@@ -158,7 +176,11 @@ static int start_process(struct mr_slot *s, struct mr_err *err)
                     NULL};
     int keep[] = {sup->event_fd, sup->death_rd};
     struct mr_spawn sp = {.path = sup->actor_path, .argv = argv, .keep = keep, .n_keep = 2, .threads = sup->o->topo->actor[s->n].threads};
+    char visible[2][160];
+    const char *set[2];
 
+    sp.set = set;
+    sp.n_set = gpu_environment(s, visible, set);
     snprintf(slot, sizeof slot, "%u", s->n);
     snprintf(inc, sizeof inc, "%u", s->row->incarnation);
     snprintf(event_fd, sizeof event_fd, "%d", sup->event_fd);
