@@ -166,6 +166,7 @@ TEST(test_arena_lost)
     assert_true(mr_arena_register(&r.s, 0) == 2);                        /* never an old generation again */
     assert_int_equal(mr_arena_current(&r.s, (unsigned)idx), 0);
     /* the other one sees that its hidden states are gone */
+    v = w;
     assert_int_equal(mr_item_requeue(&r.s, (unsigned)idx, &w), 0);
     assert_int_equal(mr_place_give(&r.s, 0, place, b, 1), 0);
     assert_int_equal(r.s.hdr->sweep, 1);
