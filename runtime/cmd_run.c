@@ -142,7 +142,8 @@ static int run(const struct request *q, struct mr_err *err)
     int code;
 
     if (mr_prepare(&p, q->topo, &q->set, q->name, err) || mr_shm_plan_fits(&p.shm, err) || mr_actor_path(actor, sizeof actor, err) ||
-        mr_gpus_prepare(&p.topo, &p.checked, stdout, err) || free_the_name(p.topo.run.name, err) || mr_rundir_open(&d, p.topo.run.dir, q->resume, err)) {
+        mr_gpus_prepare(&p.topo, &p.checked, stdout, err) || free_the_name(p.topo.run.name, err) ||
+        mr_rundir_open(&d, p.topo.run.dir, q->resume, err)) {
         code = err->code;
     } else {
         mr_prepared_print(&p, stdout);

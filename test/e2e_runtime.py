@@ -681,42 +681,6 @@ def case_fault_points():
     return 0
 
 
-def case_sweep():
-    """Each actor kind dies once at each of its fault points, at the first and at a later passage; the run completes exactly."""
-    r = Run("sweep", rows=120)
-    trace = os.path.join(r.tmp, "trace")
-    try:
-        r.start(env={"MR_FAULT_TRACE": trace})
-        r.must_end(0, "completed")
-        if not os.path.exists(trace):
-            print("SKIP: built without fault points")
-            return 77
-        with open(trace, encoding="utf-8") as f:
-            lines = (line.split() for line in f)
-            points = sorted({(role.split("/")[0], point) for role, point in lines if not role.startswith("supervisor")})
-    finally:
-        r.close()
-    need(len(points) >= 30, f"only {len(points)} points seen: {points}")
-    for role, point in points:
-        for n in (1, 7):
-            r = Run("sweep", rows=120)
-            try:
-                once = os.path.join(r.tmp, "once")
-                r.start(env={"MR_FAULT": f"{point}:{n}:{role}", "MR_FAULT_ONCE": once})
-                r.must_end(0, "completed")
-                r.must_be_exact()
-                hit = os.path.exists(once + ".0")              # the first (and only) fault of the list
-                need(hit or n > 1, f"{point} was never passed by a {role}")
-                need(r.summary()["restarts"] == hit or point == "actor.sentinel.acked", f"{role} {point}: {r.summary()['restarts']} restarts")
-            except AssertionError:
-                print(f"at {role} {point} passage {n}")
-                raise
-            finally:
-                r.close()
-    print(f"{len(points)} points")
-    return 0
-
-
 def case_metrics():
     r = Run("metrics", rows=1200, metrics={"listen": "127.0.0.1:0"})
     port = random.randrange(20000, 50000)
