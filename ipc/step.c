@@ -15,7 +15,7 @@
 
 uint64_t mr_step_read(const struct mr_seg *s)
 {
-    return mr_ld(&s->step->word);
+    return mr_ld(&s->step->word);          /* acquire end of E3 (COMMITTED: all sums are complete) and E4 (COLLECT: all accumulators zero) */
 }
 
 static int move(const struct mr_seg *s, uint64_t word, uint64_t next)
