@@ -190,9 +190,14 @@ int mr_item_free(const struct mr_seg *s, unsigned idx, uint64_t *word)
 
 int mr_item_requeue(const struct mr_seg *s, unsigned idx, uint64_t *word)
 {
-    int rc = mr_item_retry(s, idx, word);
+    int rc;
 
-    /* The slab word stays for the supervisor's sweep: if two could free it, one of them might be late and hit its next use. */
+    if (mr_ld(&s->items[idx].word) != *word)
+        return -ESTALE;
+    /* The slab word stays for the supervisor's sweep: if two could free it, one of them might be late and hit its next use.  The item
+     * names no slab any more, so the sweep can tell this one from that of the next extraction, which may have begun by then. */
+    s->items[idx].slab = MR_NO_SLAB;
+    rc = mr_item_retry(s, idx, word);
     if (!rc)
         mr_st(&s->hdr->sweep, 1);
     return rc;

@@ -158,6 +158,7 @@ static int give_back(const struct mr_seg *s, unsigned idx)
     MR_POINT("ipc.recover.drafter");
     if (mr_arena_current(s, idx))
         return mr_item_ready(s, idx, &w);
+    s->items[idx].slab = MR_NO_SLAB;               /* as in mr_item_requeue, should we be interrupted before the slab is free */
     rc = mr_item_retry(s, idx, &w);
     if (!rc)
         mr_slab_free(s, slab, idx, pos);
@@ -264,26 +265,23 @@ int mr_recover_evict(const struct mr_seg *s)
     return -EAGAIN;
 }
 
+/* Is ITEM(idx, pos) in this slab left over?  The item's own slab field says which one is its: written before a slab becomes ITEM, cleared
+ * before an item that leaves its slab behind is queued again.  It counts only while the word stands still. */
 static int is_orphan(const struct mr_seg *s, unsigned slab, uint64_t b)
 {
-    unsigned idx = mr_w_slab_idx(b);
+    unsigned idx = mr_w_slab_idx(b), phase, own;
     uint64_t w;
 
     if (mr_w_slab_kind(b) != MR_SLAB_ITEM || idx >= s->hdr->n_items)
         return 0;
-    w = mr_ld(&s->items[idx].word);
+    do {
+        w = mr_ld(&s->items[idx].word);
+        own = peek_item(s, idx).slab;
+    } while (mr_ld(&s->items[idx].word) != w);     /* others moved it on: look again, there may be no later sweep */
+    phase = mr_w_phase(w);
     if (mr_w_pos(w) != mr_w_slab_pos(b))
         return 1;
-    switch (mr_w_phase(w)) {
-    case MR_EXTRACTING:                            /* which slab is the new one is not known yet: next time */
-        return 0;
-    case MR_READY:
-    case MR_DRAFTING:
-    case MR_ACCUMULATED:                           /* stable from here on unless the word moves, and then the old slab is freed exactly */
-        return peek_item(s, idx).slab != slab && mr_ld(&s->items[idx].word) == w;
-    default:
-        return 1;
-    }
+    return own != slab || (phase != MR_EXTRACTING && phase != MR_READY && phase != MR_DRAFTING && phase != MR_ACCUMULATED);
 }
 
 unsigned mr_recover_slabs(const struct mr_seg *s)

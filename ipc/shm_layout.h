@@ -211,6 +211,8 @@ struct mr_actor_row {
 
 /* ---- items -------------------------------------------------------------------------------------------------------------- */
 
+#define MR_NO_SLAB UINT32_MAX
+
 /* Payload fields are plain: written by the owner named, read only after an acquire of the word that published them. */
 struct mr_item {
     uint64_t word;
@@ -219,7 +221,7 @@ struct mr_item {
     uint32_t bucket, epoch;
     uint32_t n_seqs, n_tokens;
     /* target, in EXTRACTING, before READY (edge E1) */
-    uint32_t slab;               /* index in the slab table */
+    uint32_t slab;               /* index in the slab table; MR_NO_SLAB once the item has left it behind (mr_item_requeue) */
     uint32_t arena;              /* of that slab */
     uint64_t generation;         /* of the arena at that time */
     uint64_t offset, bytes;      /* within the arena */
