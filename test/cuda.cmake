@@ -1,0 +1,5 @@
+# The cuda kernels on the emulated device, where there is no other one.  Sanitized builds link differently; they have the unit tests.
+if(MR_SANITIZE STREQUAL "none")
+  add_test(NAME cuda_emulated COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cuda_emu.sh ${CMAKE_BINARY_DIR})
+  set_tests_properties(cuda_emulated PROPERTIES TIMEOUT 900 SKIP_RETURN_CODE 77)
+endif()
