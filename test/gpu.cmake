@@ -1,0 +1,18 @@
+# Keepers, weights and publication, as whole runs.  On every machine: the actor program over a fake device (test/fake_cuda.c).  Where a GPU is,
+# the same cases over the real one; elsewhere those are skipped.
+add_executable(millrace-actor-fake ${CMAKE_SOURCE_DIR}/actors/main.c fake_cuda.c)
+target_link_libraries(millrace-actor-fake PRIVATE mr_actors)
+foreach(case refused devices mixed two_targets loader_dies kill_targets kill_keeper drain sticky)
+  add_test(NAME gpu_fake_${case} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/e2e_gpu.py ${e2e_bin} ${case} $<TARGET_FILE:millrace-actor-fake>)
+  set_tests_properties(gpu_fake_${case} PROPERTIES TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS e2e)
+endforeach()
+if(MR_HAVE_CUDA)
+  foreach(case mixed two_targets kill_targets kill_keeper drain)
+    add_test(NAME gpu_${case} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/e2e_gpu.py ${e2e_bin} ${case})
+    set_tests_properties(gpu_${case} PROPERTIES TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS "e2e;gpu")
+  endforeach()
+  foreach(set qwen3 llama3)
+    add_test(NAME golden_target_gpu_${set} COMMAND golden_target ${CMAKE_CURRENT_SOURCE_DIR}/goldens/targets/${set} --device cuda:0)
+    set_tests_properties(golden_target_gpu_${set} PROPERTIES SKIP_RETURN_CODE 77 LABELS gpu)
+  endforeach()
+endif()
