@@ -39,6 +39,7 @@ struct spec {
     unsigned stop_at;                    /* a stop is requested when this step is reached, 0 = never */
     unsigned first_step;                 /* resume */
     uint64_t seed;
+    int in_memory;                       /* run directory in /dev/shm: hundreds of short runs would spend their time in fsync */
 };
 
 struct sim {
@@ -127,14 +128,19 @@ static void sim_close(struct sim *m)
     mr_topology_free(&m->topo);
 }
 
-/* A test that failed half-way leaves its segments; they go when the next one starts, or with the program. */
-static char sim_current[48];
+/* A test that failed half-way leaves its segments and its directory; they go when the next one starts, or with the program. */
+static char sim_run[48], sim_dir[64];
 
-static void sim_unlink_current(void)
+static void sim_clean(void)
 {
-    if (sim_current[0])
-        mr_seg_unlink(sim_current);
-    sim_current[0] = 0;
+    char command[96];
+
+    if (sim_run[0])
+        mr_seg_unlink(sim_run);
+    snprintf(command, sizeof(command), "rm -rf '%s'", sim_dir);
+    if (sim_dir[0] && system(command))
+        fprintf(stderr, "cannot remove %s\n", sim_dir);
+    sim_run[0] = sim_dir[0] = 0;
 }
 
 static void sim_start(struct sim *m, struct spec spec, const char *tag)
@@ -142,24 +148,22 @@ static void sim_start(struct sim *m, struct spec spec, const char *tag)
     static int registered;
 
     if (!registered++)
-        atexit(sim_unlink_current);
-    sim_unlink_current();
+        atexit(sim_clean);
+    sim_clean();
     memset(m, 0, sizeof(*m));
     m->spec = spec;
     snprintf(m->run, sizeof(m->run), "test-%d-%s", (int)getpid(), tag);
-    snprintf(sim_current, sizeof(sim_current), "%s", m->run);
-    snprintf(m->dir, sizeof(m->dir), "/tmp/millrace-actors-XXXXXX");
+    snprintf(sim_run, sizeof(sim_run), "%s", m->run);
+    snprintf(m->dir, sizeof(m->dir), "%s/actors-XXXXXX", spec.in_memory ? "/dev/shm" : "/tmp");
     assert_non_null(mkdtemp(m->dir));
+    snprintf(sim_dir, sizeof(sim_dir), "%s", m->dir);
     sim_open(m);
 }
 
 static void sim_remove(struct sim *m)
 {
-    char command[96];
-
     free(m->line);
-    snprintf(command, sizeof(command), "rm -rf '%s'", m->dir);
-    assert_int_equal(system(command), 0);
+    sim_clean();
 }
 
 /* ---- the supervisor's part of a run --------------------------------------------------------------------------------------------- */
