@@ -218,10 +218,10 @@ static int read_all(struct reader *r, FILE *f, int skip_bad, int (*fn)(void *, c
     if (rc < 0)
         return -1;
     if (r->n_bad == 1 && !skip_bad)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s (on_bad_record \"skip\" counts it instead)", r->list);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s (on_bad_record \"skip\", or pack --skip-bad, counts it instead)", r->list);
     if (r->n_bad && !skip_bad)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s\n%s%d bad records (on_bad_record \"skip\" counts them instead)", r->list,
-                          rc > 0 ? "at least " : "", r->n_bad);
+        return mr_err_set(err, MR_EXIT_CONFIG, "%s\n%s%d bad records (on_bad_record \"skip\", or pack --skip-bad, counts them instead)",
+                          r->list, rc > 0 ? "at least " : "", r->n_bad);
     if (r->n_bad)
         mr_warn("%d bad records skipped%s:\n%s", r->n_bad, r->n_bad > LISTED ? ", the first ones" : "", r->list);
     return 0;

@@ -92,6 +92,13 @@ const char *mr_json_token(const char **ptr, char *buf, size_t bytes)
     return buf;
 }
 
+long mr_json_index(const char *token)
+{
+    size_t n = strspn(token, "0123456789");
+
+    return n == 0 || n > 9 || token[n] || (*token == '0' && n > 1) ? -1 : strtol(token, NULL, 10);
+}
+
 /* Member `name` of the object at p: its key's position, *value its value's; NULL when absent. */
 static const char *find_member(const char *p, const char *name, const char **value)
 {
@@ -112,9 +119,9 @@ static const char *find_member(const char *p, const char *name, const char **val
 
 static const char *find_element(const char *p, const char *index)
 {
-    long i = strtol(index, NULL, 10);
+    long i = mr_json_index(index);
 
-    for (p = skip_space(p + 1); *p && *p != ']'; i--) {
+    for (p = skip_space(p + 1); i >= 0 && *p && *p != ']'; i--) {
         if (i == 0)
             return p;
         p = skip_space(skip_value(p));
@@ -375,7 +382,7 @@ json_t *mr_json_at(json_t *v, const char *ptr)
         if (!mr_json_token(&ptr, name, sizeof name))
             return NULL;
         if (json_is_array(v))
-            v = json_array_get(v, (size_t)strtoul(name, NULL, 10));
+            v = json_array_get(v, (size_t)mr_json_index(name)); /* -1: above every size */
         else
             v = json_object_get(v, name);
     }

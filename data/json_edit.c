@@ -14,15 +14,13 @@
 /* Puts v (consumed) under `name` of parent; an array takes its length as "append". */
 static int set_member(json_t *parent, const char *name, json_t *v)
 {
-    char *end;
-    unsigned long i;
+    size_t i = (size_t)mr_json_index(name);
 
     if (json_is_object(parent))
         return json_object_set_new(parent, name, v);
-    i = strtoul(name, &end, 10);
-    if (json_is_array(parent) && end != name && !*end && i < json_array_size(parent))
+    if (json_is_array(parent) && i < json_array_size(parent))
         return json_array_set_new(parent, i, v);
-    if (json_is_array(parent) && end != name && !*end && i == json_array_size(parent))
+    if (json_is_array(parent) && i == json_array_size(parent))
         return json_array_append_new(parent, v);
     json_decref(v);
     return -1;

@@ -6,5 +6,7 @@
 
 /* One pointer token without its leading '/', "~1" and "~0" decoded; NULL when it does not fit.  *ptr moves behind it. */
 const char *mr_json_token(const char **ptr, char *buf, size_t bytes);
+/* A token as an array index: digits, no leading zero (RFC 6901).  -1 when it is none: it must not become element 0. */
+long mr_json_index(const char *token);
 
 #endif

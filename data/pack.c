@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/dataset_pvt.h"
@@ -118,6 +119,14 @@ static int write_out(struct packer *p, const char *out, const char *source, stru
     return rc;
 }
 
+/* The output takes the input's name only by mistake, and the rename would destroy the rows. */
+static int same_file(const char *a, const char *b)
+{
+    struct stat s, t;
+
+    return !stat(a, &s) && !stat(b, &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
 int mr_pack(const char *in, const char *out, int skip_bad, char *report, size_t report_bytes, struct mr_err *err)
 {
     struct packer p = {.ids.f = nameless(out), .mask.f = nameless(out), .offset.f = nameless(out)};
@@ -125,7 +134,9 @@ int mr_pack(const char *in, const char *out, int skip_bad, char *report, size_t 
     int64_t zero = 0;
     int rc;
 
-    if (!p.ids.f || !p.mask.f || !p.offset.f || append(&p.offset, &zero, sizeof zero, 1))
+    if (same_file(in, out))
+        rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: is input and output: pack would overwrite the rows; give another OUT", in);
+    else if (!p.ids.f || !p.mask.f || !p.offset.f || append(&p.offset, &zero, sizeof zero, 1))
         rc = mr_err_set(err, MR_EXIT_ENV, "%s: cannot create a temporary file beside it: %s", out, strerror(errno));
     else
         rc = mr_jsonl_read(in, 0, skip_bad, pack_row, &p, &s, err);

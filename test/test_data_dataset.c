@@ -238,11 +238,16 @@ static void pack(void **state)
     assert_int_equal(mr_pack(path, packed, 0, report, sizeof report, &err), -1);
     assert_non_null(strstr(err.msg, ":2:"));
     err.code = 0;
+    assert_non_null(strstr(err.msg, "--skip-bad"));
+    err.code = 0;
     assert_int_equal(mr_pack(path, packed, 1, report, sizeof report, &err), 0);
     assert_non_null(strstr(report, "1 rows, 3 tokens, largest id 3, 1 bad records skipped"));
     put("\n\n", 2);
     assert_int_equal(mr_pack(path, packed, 1, report, sizeof report, &err), -1);
     assert_non_null(strstr(err.msg, "no rows"));
+    err.code = 0;
+    assert_int_equal(mr_pack(path, path, 1, report, sizeof report, &err), -1);
+    assert_non_null(strstr(err.msg, "input and output"));
     err.code = 0;
     assert_int_equal(mr_pack(path, "/nonexistent/x.safetensors", 1, report, sizeof report, &err), -1);
     assert_int_equal(err.code, MR_EXIT_ENV);

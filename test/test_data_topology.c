@@ -279,6 +279,10 @@ static void set_values(void **state)
     set_fails("/train/lr", "the form is");
     set_fails("/actors/9/count=1", "there is no place for it");
     set_fails("/run/name/x=1", "there is no place for it");
+    set_fails("/actors/x/count=1", "there is no place for it"); /* not the first actor */
+    set_fails("/actors/-/count=1", "there is no place for it");
+    set_fails("/actors/01/count=1", "there is no place for it");
+    set_fails("/actors/1x={\"kind\":\"target\"}", "there is no place for it");
     set_fails("/run/seed={\"a\":1,\"a\":2}", "duplicate");
 }
 
