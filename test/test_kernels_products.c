@@ -381,7 +381,7 @@ static void test_nocuda(void **state)
     skip();
 #endif
     assert_null(mr_k_cuda_create(0, 0, err, sizeof(err)));
-    assert_non_null(strstr(err, "this build has no CUDA backend: "));
+    assert_non_null(strstr(err, "this build has no CUDA backend"));
     assert_null(mr_k_cuda_create(0, 0, NULL, 0));
     mr_k_cuda_destroy(NULL);
 }
