@@ -34,7 +34,7 @@ struct args {
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor --run NAME --slot N --incarnation I --topology FILE [--event-fd FD] [--death-fd FD]\n"
-                    "       millrace-actor eval|export|devices ...\n"
+                    "       millrace-actor eval|export|devices|bench-target ...\n"
                     "It is started by `millrace run`.\n");
     return MR_EXIT_CONFIG;
 }
@@ -221,6 +221,8 @@ int main(int argc, char **argv)
         return mr_eval_main(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "export"))
         return mr_export_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "bench-target"))
+        return mr_bench_target_main(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "devices"))
         return mr_devices_main(argc - 1, argv + 1);
     return actor_main(argc, argv);

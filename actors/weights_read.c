@@ -43,6 +43,7 @@ struct load {
     const struct mr_model_files *files;
     char *base;
     struct block b[DEPTH];
+    int n_blocks;                /* DEPTH, or as many as a small checkpoint fills */
     struct cursor next;
     struct io_uring ring;
     int uring, reading;          /* reads in flight */
@@ -180,7 +181,7 @@ static int to_device(struct load *s, struct block *b, struct mr_err *err)
 /* Fills every free buffer.  A buffer whose copy is still under way is waited for only when it is the next in turn. */
 static int pump(struct load *s, struct mr_err *err)
 {
-    for (int i = 0;; i = (i + 1) % DEPTH) {
+    for (int i = 0;; i = (i + 1) % s->n_blocks) {
         struct block *b = &s->b[i], *full;
         int rc = 0;
 
@@ -193,7 +194,7 @@ static int pump(struct load *s, struct mr_err *err)
             if (to_device(s, full, err))
                 return -1;
             if (b->reading) {                        /* it was another one: look at this one again */
-                i = (i + DEPTH - 1) % DEPTH;
+                i = (i + s->n_blocks - 1) % s->n_blocks;
                 continue;
             }
         }
@@ -214,16 +215,8 @@ static int pump(struct load *s, struct mr_err *err)
     }
 }
 
-static int open_load(struct load *s, struct mr_err *err)
+static int sum_bytes(struct load *s, struct mr_err *err)
 {
-    for (int i = 0; i < DEPTH; i++) {
-        s->b[i].buf = mr_k_cuda_host_alloc(s->k, BLOCK);
-        s->b[i].copied = mr_k_cuda_mark_create(s->k);
-        if (!s->b[i].buf || !s->b[i].copied)
-            return mr_err_set(err, MR_EXIT_ENV, "loading weights: no %d MiB of pinned host memory (ulimit -l, container limits?)",
-                              DEPTH * BLOCK >> 20);
-    }
-    s->uring = io_uring_queue_init(DEPTH, &s->ring, 0) == 0;
     for (int i = 0; i < s->l->n; i++) {
         const struct mr_st *st;
         const struct mr_st_tensor *t = mr_weights_find(s->files, s->l->t[i].name, s->l->t[i].n, &st, err);
@@ -232,6 +225,22 @@ static int open_load(struct load *s, struct mr_err *err)
             return -1;
         s->total += t->bytes / t->n * s->l->t[i].n;
     }
+    return 0;
+}
+
+static int open_load(struct load *s, struct mr_err *err)
+{
+    if (sum_bytes(s, err))
+        return -1;
+    s->n_blocks = s->total / BLOCK + 1 < DEPTH ? (int)(s->total / BLOCK + 1) : DEPTH;
+    for (int i = 0; i < s->n_blocks; i++) {
+        s->b[i].buf = mr_k_cuda_host_alloc(s->k, BLOCK);
+        s->b[i].copied = mr_k_cuda_mark_create(s->k);
+        if (!s->b[i].buf || !s->b[i].copied)
+            return mr_err_set(err, MR_EXIT_ENV, "loading weights: no %d MiB of pinned host memory (ulimit -l, container limits?)",
+                              s->n_blocks * (BLOCK >> 20));
+    }
+    s->uring = io_uring_queue_init(DEPTH, &s->ring, 0) == 0;
     return 0;
 }
 
@@ -244,7 +253,7 @@ static void close_load(struct load *s)
             io_uring_cqe_seen(&s->ring, cqe);
     if (s->uring)
         io_uring_queue_exit(&s->ring);
-    for (int i = 0; i < DEPTH; i++) {
+    for (int i = 0; i < s->n_blocks; i++) {
         mr_k_cuda_host_free(s->k, s->b[i].buf);
         if (s->b[i].copied)
             mr_k_cuda_mark_destroy(s->k, s->b[i].copied);

@@ -14,6 +14,7 @@ static const struct {
     {"ring", "[--runs N] [--json]            latency and throughput of the rings, beside their peers", mr_bench_ring},
     {"restart", "[--runs N] [--json]            from SIGKILL of an actor to its items being claimable again", mr_bench_restart},
     {"kernels", "[--json]                       the cpu kernels at the demo's shapes", mr_bench_kernels},
+    {"target", "--config DIR [--device D] ...  a target's forward pass beside its own matrix products", mr_bench_target},
 #ifdef MR_HAVE_CUDA
     {"cuda", "                               the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
 #endif

@@ -166,7 +166,7 @@ __device__ static inline uint64_t mix64(uint64_t x)     /* base/rng.h */
     return x ^ (x >> 31);
 }
 
-__global__ static void random_kernel(bf16 *dst, uint64_t seed, size_t n, float scale)
+__global__ void random_kernel(bf16 *dst, uint64_t seed, size_t n, float scale)
 {
     size_t step = (size_t)gridDim.x * blockDim.x;
 
