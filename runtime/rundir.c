@@ -271,16 +271,18 @@ int mr_rundir_drop_unpublished(const struct mr_rundir *d, unsigned latest)
 
 static json_t *identity(const struct mr_topology *t, const struct mr_checked *c)
 {
-    json_t *buckets = json_array();
+    json_t *buckets = json_array(), *count = json_array();
     char data[24];
 
-    for (int i = 0; i < t->data.n_buckets; i++)
+    for (int i = 0; i < t->data.n_buckets; i++) {
         json_array_append_new(buckets, json_integer(t->data.buckets[i]));
+        json_array_append_new(count, json_integer((json_int_t)c->bucket_n[i]));
+    }
     snprintf(data, sizeof data, "%016" PRIx64, mr_dataset_fingerprint(c->data));
-    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed,
+    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:o, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed,
                      "microbatches_per_step", mr_topo_places(t), "token_budget", t->data.token_budget, "buckets", buckets, "data", data,
-                     "microbatches_per_epoch", (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "drafter_parameters",
-                     (json_int_t)c->layout.P);
+                     "microbatches_per_epoch", (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "microbatches_per_bucket", count,
+                     "drafter_parameters", (json_int_t)c->layout.P);
 }
 
 int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
