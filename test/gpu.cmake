@@ -2,11 +2,18 @@
 # the same cases over the real one; elsewhere those are skipped.
 add_executable(millrace-actor-fake ${CMAKE_SOURCE_DIR}/actors/main.c fake_cuda.c)
 target_link_libraries(millrace-actor-fake PRIVATE mr_actors)
+add_executable(gpu_consumer_fake gpu_consumer.c fake_cuda.c)
+target_link_libraries(gpu_consumer_fake PRIVATE mr_runtime mr_actors)
+add_test(NAME gpu_fake_consumer COMMAND gpu_consumer_fake --actor $<TARGET_FILE:millrace-actor-fake>
+         --topology ${CMAKE_CURRENT_SOURCE_DIR}/gpu_consumer.json --items 1400 --kills 6 --wide)
+set_tests_properties(gpu_fake_consumer PROPERTIES TIMEOUT 600 RUN_SERIAL ON WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 foreach(case refused devices mixed two_targets loader_dies kill_targets kill_keeper drain sticky)
   add_test(NAME gpu_fake_${case} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/e2e_gpu.py ${e2e_bin} ${case} $<TARGET_FILE:millrace-actor-fake>)
   set_tests_properties(gpu_fake_${case} PROPERTIES TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS e2e)
 endforeach()
 if(MR_HAVE_CUDA)
+  add_executable(gpu_consumer gpu_consumer.c)
+  target_link_libraries(gpu_consumer PRIVATE mr_runtime mr_actors)
   add_library(mr_cuda_probe STATIC cuda_probe.cu)
   target_link_libraries(mr_cuda_probe PUBLIC CUDA::cudart)
   target_link_libraries(test_cuda_ipc PRIVATE mr_cuda_probe)
