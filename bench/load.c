@@ -42,6 +42,7 @@ static int spawn(struct mr_bench_load *l, const char *topology, const char *set,
     snprintf(set_dir, sizeof set_dir, "/run/dir=\"%s\"", l->dir);
     posix_spawn_file_actions_init(&fa);
     posix_spawn_file_actions_addopen(&fa, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&fa, 1, 2);       /* deaths are what is being measured: the log of the run has them */
     e = posix_spawn(&l->pid, exe, &fa, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&fa);
     if (e)
