@@ -14,6 +14,7 @@
 #define mr_st(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define mr_st_relaxed(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
 #define mr_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_ACQ_REL)
+#define mr_swap(p, v) __atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL)
 #define mr_add_relaxed(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 
 /* 1 when *p was `want` and is now `next`. */

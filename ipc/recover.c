@@ -321,7 +321,9 @@ unsigned mr_recover_rings(const struct mr_seg *s)
     unsigned n = 0;
 
     l.n = 0;
-    mr_st(&s->hdr->sweep, 0);                      /* before the scan: a hint dropped during it sets it again */
+    /* Before the scan: a hint dropped during it sets the flag again.  Not a store: that one could take effect after the scan has read an
+     * old item word, and wipe out the flag that the item's pusher has set meanwhile.  What a swap wipes out, it has acquired. */
+    mr_swap(&s->hdr->sweep, 0u);
     mr_recover_slabs(s);
     for (unsigned i = 0; i < s->hdr->n_items; i++) {
         word[i] = mr_ld(&s->items[i].word);        /* words before cells: a cell written since can only make us push too little, */

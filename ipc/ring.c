@@ -14,8 +14,9 @@
  * Hot path: a push touches tail's line and one cell; a claim touches head's line, one cell and the item.  `head_seen` keeps pushers off
  * head's line until the ring looks full; nothing is counted (tail IS the number of pushes).
  *
- * Memory order (docs/design.md section 6.5): payload is published by the item word's CAS (edge E1), not by the ring.  Cell, tail and
- * head need no order among themselves beyond the acquire loads below: each decision is one CAS on one word, made from that word's value.
+ * Memory order (docs/design.md section 6.5): payload is published by the item word's CAS (edge E1), not by the ring.  The cell's CAS
+ * (release) comes after it in the pusher, so who meets the cell (acquire) sees that publication or a later word, and never discards a
+ * cell as stale because it reads an old word.  Tail and head need no order: each decision is one CAS on one word, from its value.
  *
  * Limits: the lap has 24 bits: a process stopped between its load and its CAS while others push 2^24 laps would be fooled.  The ticket
  * has the low 12 bits of the plan position: a stale cell can name a later publication of the same item slot if it stays in the ring

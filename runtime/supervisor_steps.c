@@ -190,8 +190,7 @@ void mr_sup_advance(struct mr_sup *sup)
         return;
     }
     if (mr_ld(&hdr->sweep)) {
-        mr_st(&hdr->sweep, 0); /* before the scan: a hint dropped during it raises the flag again */
-        mr_recover_rings(&sup->seg);
+        mr_recover_rings(&sup->seg); /* clears the flag, in the one way that loses no hint */
         mr_evc_bump_all(&sup->seg);
     }
     write_ledger(sup);
