@@ -1,0 +1,13 @@
+# The explorer of weak memory.  The code under test is compiled for the thread sanitizer, whose calls the program itself answers.
+if(MR_SANITIZE STREQUAL "none" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  file(GLOB weak_ipc CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ipc/*.c)
+  file(GLOB weak_base CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/base/*.c)
+  add_library(weak_code OBJECT ${weak_ipc} weak/litmus.c weak/items.c weak/steps.c weak/waits.c)
+  target_compile_options(weak_code PRIVATE -UMR_FAULT_POINTS -O1 -fno-pie -fsanitize=thread --param tsan-instrument-func-entry-exit=0)
+  add_executable(weak weak/weak.c weak/explore.c weak/hooks.c weak/world.c ${weak_base} $<TARGET_OBJECTS:weak_code>)
+  target_compile_options(weak PRIVATE -UMR_FAULT_POINTS -O2 -fno-pie)
+  target_link_options(weak PRIVATE -no-pie)
+  target_link_libraries(weak PRIVATE Threads::Threads m)
+  add_test(NAME weak COMMAND weak)
+  set_tests_properties(weak PROPERTIES TIMEOUT 900)
+endif()
