@@ -11,14 +11,16 @@ struct coroutine {
     void *sp;
 };
 
-/* Callee-saved registers go onto the old stack, the new stack gives its own. */
+/* Callee-saved registers go onto the old stack, the new stack gives its own.  One file defines COROUTINE_CODE. */
 void coroutine_swap(void **save, void *sp);
+#ifdef COROUTINE_CODE
 __asm__(".text\n.globl coroutine_swap\n.type coroutine_swap,@function\ncoroutine_swap:\n"
         "push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15\n"
         "mov %rsp, (%rdi); mov %rsi, %rsp\n"
         "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp; ret\n"
         ".globl coroutine_entry\n.type coroutine_entry,@function\ncoroutine_entry:\n"
         "mov %r12, %rdi; call *%r13; ud2\n");
+#endif
 extern char coroutine_entry[];
 
 static inline void coroutine_make(struct coroutine *c, char *stack, size_t n, void (*fn)(void *), void *arg)
