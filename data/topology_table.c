@@ -132,7 +132,7 @@ const struct mr_key mr_keys[] = {
      .doc = "Places for hidden states per device that targets write to; all together at least grad_accum x drafters. Default: 2 x that."},
 
     {INT_KEY("/restart/max", T(restart.max), 0, 1 << 20), .dflt = "5", .alias = "max_restarts|retries",
-     .doc = "Deaths of a slot without a finished microbatch, within window_s, before the run fails."},
+     .doc = "Deaths of a slot that got nowhere, within window_s, before the run fails."},
     {REAL_KEY("/restart/window_s", T(restart.window_s), 0, 1e6), .above = 1, .dflt = "60", .alias = "window",
      .doc = "Window of the restart budget in seconds."},
     {REAL_KEY("/restart/backoff_ms", T(restart.backoff_ms), 0, 1e6), .dflt = "50", .alias = "backoff",

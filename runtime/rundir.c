@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "runtime/jsonl.h"
@@ -101,6 +102,23 @@ int mr_rundir_open(struct mr_rundir *d, const char *path, int resume, struct mr_
 fail:
     mr_rundir_close(d);
     return -1;
+}
+
+int mr_rundir_has_room(const struct mr_rundir *d, const struct mr_checked *c, unsigned n, struct mr_err *err)
+{
+    enum { WEIGHT = 2, TRAINER = 3 * 4, REST = 64 << 10 }; /* bf16; f32 master and two moments; headers, configs, state */
+    uint64_t one = (uint64_t)c->layout.P * (WEIGHT + TRAINER) + REST, have;
+    struct statvfs fs;
+
+    if (statvfs(d->path, &fs) || fs.f_blocks == 0) /* 0: a file system that does not say */
+        return 0;
+    have = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (have >= n * one)
+        return 0;
+    return mr_err_set(err, MR_EXIT_ENV,
+                      "/run/dir: too little space in %s: %u checkpoint%s of %" PRIu64 " bytes need%s %" PRIu64 ", available %" PRIu64
+                      "; free some, choose another directory, or lower /train/keep_checkpoints",
+                      mr_err_path(d->path, 200), n, n == 1 ? "" : "s", one, n == 1 ? "s" : "", n * one, have);
 }
 
 void mr_rundir_close(struct mr_rundir *d)

@@ -21,6 +21,8 @@ struct mr_rundir {
  * (MR_EXIT_CONFIG); one that is in use by another supervisor always. */
 int mr_rundir_open(struct mr_rundir *d, const char *path, int resume, struct mr_err *err);
 void mr_rundir_close(struct mr_rundir *d);
+/* Is there room for n checkpoints?  Asked before anything is computed: MR_EXIT_ENV with needed and available bytes. */
+int mr_rundir_has_room(const struct mr_rundir *d, const struct mr_checked *c, unsigned n, struct mr_err *err);
 /* "PATH/NAME" into out[MR_PATH + 64]; returns out. */
 char *mr_rundir_file(const struct mr_rundir *d, const char *name, char *out);
 

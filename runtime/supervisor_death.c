@@ -3,9 +3,11 @@
  * A death is proven by the pidfd AND the reap; only then is anything given back (docs/design.md 4.4), and that comes first: what the
  * dead held is claimable again before its last words are read.
  *
- * Budget: a death counts when the incarnation finished no microbatch and was not parked in a wait when it died.  A parked actor did not
- * crash: somebody killed it, and kills from outside never end a healthy run.  More than restart.max counted deaths in a row within
- * restart.window_s end the run.  The first restart is immediate, then restart.backoff_ms, doubling.
+ * Budget: a kill counts when the incarnation finished no microbatch and was not parked in a wait when it died.  A parked actor did not
+ * crash: somebody killed it, and kills from outside never end a healthy run.  A failure of its own (an exit, a signal that is no SIGKILL)
+ * counts when the run committed no step in that incarnation's life: a thread may fail while the actor is parked, and microbatches that are
+ * done again and again are no progress.  More than restart.max counted deaths in a row within restart.window_s end the run.  The first
+ * restart is immediate, then restart.backoff_ms, doubling.
  */
 #include <errno.h>
 #include <signal.h>
@@ -74,12 +76,20 @@ static unsigned count_death(struct mr_slot *s, uint64_t now)
     return kept;
 }
 
-/* Looks at the row as the dead left it, so before the recovery. */
-static int counts(const struct mr_slot *s)
+enum verdict { NEUTRAL, COUNTS, CLEARS };
+
+/* Looks at the row as the dead left it, so before the recovery.  CLEARS: it had done well, so what came before is forgotten. */
+static enum verdict judge(const struct mr_slot *s, const struct mr_death *d)
 {
+    int own = s->why == MR_KILL_NONE && d->sig != SIGKILL; /* nobody killed it, neither we nor somebody outside */
+
+    if (own)
+        return mr_ld(&s->sup->seg.hdr->ledger_done) != s->steps_at_spawn ? CLEARS : COUNTS;
+    if (mr_ld(&s->row->progress) != s->progress_at_spawn)
+        return CLEARS;
     if (s->why == MR_KILL_RESTART || s->why == MR_KILL_KEEPER)
-        return 0;
-    return mr_ld(&s->row->wait_reason) == MR_WAIT_NONE || mr_ld(&s->row->state) == MR_ACTOR_STARTING;
+        return NEUTRAL;
+    return mr_ld(&s->row->wait_reason) == MR_WAIT_NONE || mr_ld(&s->row->state) == MR_ACTOR_STARTING ? COUNTS : NEUTRAL;
 }
 
 static void print_tail(struct mr_slot *s)
@@ -104,22 +114,22 @@ static void give_up(struct mr_slot *s, unsigned deaths)
     print_tail(s);
     mr_sup_fail(
         sup, MR_EXIT_FAILED, "failed",
-        "%s died %u times within %g s without finishing a microbatch (restart.max is %d); its last lines are above and in log.jsonl. "
+        "%s died %u times within %g s without getting anywhere (restart.max is %d); its last lines are above and in log.jsonl. "
         "When the cause is mended: millrace run ... --resume",
         s->row->name, deaths, sup->o->topo->restart.window_s, sup->o->topo->restart.max);
 }
 
-/* Respawns now, later, or never.  `counted`: this death counts unless the incarnation finished a microbatch. */
-static void restart(struct mr_slot *s, int counted)
+/* Respawns now, later, or never. */
+static void restart(struct mr_slot *s, enum verdict verdict)
 {
     const struct mr_topology *t = s->sup->o->topo;
     uint64_t now = mr_now_ns();
     unsigned deaths;
     double delay_ms = 0;
 
-    if (mr_ld(&s->row->progress) != s->progress_at_spawn)
+    if (verdict == CLEARS)
         s->n_deaths = 0;
-    else if (counted) {
+    else if (verdict == COUNTS) {
         deaths = count_death(s, now);
         if (deaths > (unsigned)t->restart.max) {
             give_up(s, deaths);
@@ -146,12 +156,12 @@ static void count_restart(struct mr_slot *s)
 
 void mr_sup_start_failed(struct mr_slot *s)
 {
-    int counted = counts(s);
+    enum verdict verdict = judge(s, &(struct mr_death){.code = -1});
 
     mr_st(&s->row->pid, 0);
     mr_st(&s->row->state, MR_ACTOR_DEAD);
     count_restart(s);
-    restart(s, counted);
+    restart(s, verdict);
 }
 
 /* ---- death --------------------------------------------------------------------------------------------------------------------------- */
@@ -169,7 +179,7 @@ static void say_death(struct mr_slot *s, const struct mr_death *d)
 }
 
 /* What comes after the death of an incarnation whose possessions are given back. */
-static void decide(struct mr_slot *s, const struct mr_death *d, int counted)
+static void decide(struct mr_slot *s, const struct mr_death *d, enum verdict verdict)
 {
     struct mr_sup *sup = s->sup;
 
@@ -191,7 +201,7 @@ static void decide(struct mr_slot *s, const struct mr_death *d, int counted)
                     s->row->name);
         return;
     }
-    restart(s, counted);
+    restart(s, verdict);
 }
 
 static void close_process(struct mr_slot *s)
@@ -216,13 +226,13 @@ void mr_sup_on_exit(void *arg, int fd)
     struct mr_sup *sup = s->sup;
     struct mr_death d = {.why = s->why};
     struct mr_recovered r = {0};
-    int counted;
+    enum verdict verdict;
 
     (void)fd;
     if (mr_child_reap(&s->child, &d.code, &d.sig) == -EAGAIN)
         return; /* not dead: nothing is given back on a suspicion */
     MR_POINT("sup.death.reaped");
-    counted = counts(s);
+    verdict = judge(s, &d);
     d.acked = mr_ld(&s->row->acked) != 0;
     d.drained = d.code == 0 && !d.acked && mr_ld(&s->row->drain);
     mr_st(&s->row->pid, 0);
@@ -237,7 +247,7 @@ void mr_sup_on_exit(void *arg, int fd)
     if (r.items || r.slabs || r.places)
         mr_runlog(&sup->log, MR_LOG_INFO, "supervisor", "%s, incarnation %u: gave back %u microbatches, %u slabs, %u places", s->row->name,
                   s->row->incarnation, r.items, r.slabs, r.places);
-    decide(s, &d, counted);
+    decide(s, &d, verdict);
     mr_sup_advance(sup);
 }
 

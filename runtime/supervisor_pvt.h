@@ -33,9 +33,9 @@ struct mr_slot {
     struct mr_child child; /* pid 0 = no process */
     int done;              /* acknowledged the end, or given up after it */
     uint64_t respawn_ns;   /* 0 = no respawn due */
-    uint64_t progress_at_spawn;
+    uint64_t progress_at_spawn, steps_at_spawn;
     uint64_t death_ns[MR_DEATHS_MAX];
-    unsigned n_deaths;       /* in a row without a finished microbatch, newest last; within the window */
+    unsigned n_deaths;       /* that count, in a row, newest last; within the window */
     enum mr_kill_reason why; /* we killed this incarnation */
     /* hang watch */
     uint64_t last_progress, busy_since_ns, stopped_since_ns;

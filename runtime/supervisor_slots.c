@@ -132,6 +132,7 @@ static void prepare_row(struct mr_slot *s)
     mr_st(&row->wait_reason, MR_WAIT_NONE);
     mr_st(&row->state, MR_ACTOR_STARTING);
     s->progress_at_spawn = mr_ld(&row->progress);
+    s->steps_at_spawn = mr_ld(&s->sup->seg.hdr->ledger_done);
     s->why = MR_KILL_NONE;
     s->respawn_ns = 0;
     s->n_part = 0;

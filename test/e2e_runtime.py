@@ -581,6 +581,25 @@ def case_failing_actor():
         r.close()
 
 
+def case_no_room_for_checkpoints():
+    """Drafters that get microbatches done and then cannot write: the run ends after a few tries, not after hours of restarts."""
+    r = Run("noroom")
+    try:
+        shim = script(os.path.join(r.tmp, "actor"), f"""
+[ "$4" -ge 3 ] && ulimit -f 1
+exec {os.path.join(BIN, "millrace-actor")} "$@"
+""")
+        r.start(env={"MILLRACE_ACTOR": shim})
+        r.must_end(1, "failed")
+        need("restart.max is 5" in r.text() and "--resume" in r.text(), f"message: {r.text()}")
+        need(r.summary()["restarts"] <= 16, f"restarts: {r.summary()['restarts']}")
+        r.start("--resume")
+        r.must_end(0, "completed")
+        r.must_be_exact()
+    finally:
+        r.close()
+
+
 def case_backoff():
     """An actor that dies three times while starting comes back after its back-off and is left in peace."""
     r = Run("backoff")

@@ -254,6 +254,23 @@ static void test_rundir_unwritable(void **state)
     assert_non_null(strstr(err.msg, "/run/dir"));
 }
 
+static void test_rundir_too_small(void **state)
+{
+    struct fixture *f = *state;
+    struct mr_checked c = {.synthetic = 1};
+    struct mr_err err = {0};
+    struct mr_rundir d;
+
+    assert_int_equal(mr_rundir_open(&d, f->dir, 0, &err), 0);
+    c.layout.P = 1000;
+    assert_int_equal(mr_rundir_has_room(&d, &c, 1, &err), 0);
+    c.layout.P = (size_t)1 << 50;
+    assert_int_equal(mr_rundir_has_room(&d, &c, 2, &err), -1);
+    assert_int_equal(err.code, MR_EXIT_ENV);
+    assert_non_null(strstr(err.msg, "2 checkpoints of 15762598695862272 bytes need 31525197391724544, available "));
+    mr_rundir_close(&d);
+}
+
 static void test_latest(void **state)
 {
     struct fixture *f = *state;
@@ -463,6 +480,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_rundir_refuses_a_run_that_is_there, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rundir_is_for_one, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rundir_unwritable, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rundir_too_small, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_latest, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_prune, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_totals_survive_a_resume, set_up, tear_down),
