@@ -23,7 +23,6 @@ enum { RETRY_MS = 100, SLACK = 64 << 20 };           /* page tables and rounding
 struct keeper {
     struct mr_env *env;
     unsigned arena[MR_MAX_ARENAS];                   /* numbers of ours */
-    void *base[MR_MAX_ARENAS];
     unsigned n;
     uint64_t bytes, working;                         /* sum of ours; what the others on this device will allocate themselves */
 };
@@ -48,7 +47,7 @@ static double gib(uint64_t bytes)
 
 static int refuse(const struct keeper *k, uint64_t free_bytes, uint64_t total, struct mr_err *err)
 {
-    static const char *const use[MR_ARENA_USES] = {"slabs", "weights", "drafter state"};
+    static const char *const use[MR_ARENA_USES] = {"slabs", "weights", "drafter state", "header"};
     const struct mr_seg *s = k->env->seg;
     char list[600] = "";
 
@@ -86,7 +85,8 @@ static int export_arena(struct keeper *k, unsigned i, struct mr_err *err)
 {
     struct mr_arena_row *row = &k->env->seg->arenas[k->arena[i]];
     char uuid[MR_K_CUDA_UUID] = "", why[300] = "";
-    int rc = mr_k_cuda_arena_alloc(row->bytes, &k->base[i], row->handle, uuid, why, sizeof why);
+    void *base;
+    int rc = mr_k_cuda_arena_alloc(row->bytes, &base, row->handle, uuid, why, sizeof why);
 
     _Static_assert(sizeof row->handle == MR_K_CUDA_HANDLE, "the row's handle is what kernels.h exports");
     if (rc)
@@ -136,7 +136,5 @@ int mr_actor_keeper(struct mr_env *e)
             break;
         mr_env_wait(e, seq, MR_WAIT_END);
     }
-    for (unsigned i = 0; i < k.n; i++)
-        mr_k_cuda_arena_free(k.base[i]);
-    return mr_env_leave(e, rc);
+    return mr_env_leave(e, rc);                      /* the memory goes with the process: others may still have it mapped */
 }

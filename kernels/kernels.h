@@ -171,10 +171,9 @@ int mr_k_cuda_resolve(const char *device, int *index, char *err, size_t err_byte
 int mr_k_cuda_use(int device, char *err, size_t err_bytes);
 int mr_k_cuda_mem_info(uint64_t *free_bytes, uint64_t *total_bytes, char *err, size_t err_bytes);
 /* Zeroed memory of the current device, by plain cudaMalloc (anything else cannot be exported), and its handle and device uuid (0-terminated).
- * -ENOMEM: it does not fit now. */
+ * -ENOMEM: it does not fit now.  Nothing frees it but the end of the process: under those who have it mapped, freeing is undefined. */
 int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle[MR_K_CUDA_HANDLE], char uuid[MR_K_CUDA_UUID], char *err,
                           size_t err_bytes);
-void mr_k_cuda_arena_free(void *base);
 /* Maps an exported arena into this process, for the current device (over peer access when it lies on another one).  -ENXIO: the exporter
  * is dead, or the handle is of memory that is no more.  Never in the exporting process. */
 int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes);
@@ -206,6 +205,14 @@ void mr_k_cuda_pull_destroy(struct mr_k *k, struct mr_k_pull *p);
 int mr_k_cuda_pull_begin(struct mr_k *k, struct mr_k_pull *p, int place, void *dst, const void *src, size_t bytes);
 int mr_k_cuda_pull_use(struct mr_k *k, struct mr_k_pull *p, int place);    /* what is issued from here on runs behind the copy */
 int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int place);   /* host: the copy is complete, the source may be freed (edge E2) */
+
+/* A reader: device memory to the host for another thread than the context's own, on a stream of its own (kernels/cuda/reader.cu).  While it
+ * reads, the context computes.  One thread at a time. */
+struct mr_k_reader;
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes);      /* NULL: no pinned memory, or the device has failed */
+void mr_k_cuda_reader_destroy(struct mr_k_reader *r);
+/* The bytes (at most block_bytes) in host memory, valid until the next call.  NULL after a device error, which is logged. */
+const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes);
 
 /* ---- random weights: the same numbers on every backend -------------------------------------------------------------------------------- */
 

@@ -64,7 +64,6 @@ int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, ch
 
 /* No context exists in such a build, so nobody can have anything to pass to those below. */
 void mr_k_cuda_destroy(struct mr_k *k) { (void)k; }
-void mr_k_cuda_arena_free(void *base) { (void)base; }
 void mr_k_cuda_arena_close(void *base) { (void)base; }
 void *mr_k_cuda_host_alloc(struct mr_k *k, size_t bytes) { return (void)k, (void)bytes, NULL; }
 void mr_k_cuda_host_free(struct mr_k *k, void *p) { (void)k, (void)p; }

@@ -156,11 +156,6 @@ int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle[MR_K_CUDA_
     return 0;
 }
 
-void mr_k_cuda_arena_free(void *base)
-{
-    unmap(base);
-}
-
 int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes)
 {
     int fd = open((const char *)handle, O_RDWR | O_CLOEXEC);

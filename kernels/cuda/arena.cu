@@ -186,12 +186,6 @@ extern "C" int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle
     return 0;
 }
 
-extern "C" void mr_k_cuda_arena_free(void *base)
-{
-    cudaFree(base);
-    cudaGetLastError();
-}
-
 extern "C" int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes)
 {
     cudaIpcMemHandle_t h;
