@@ -338,12 +338,30 @@ static void show(void *ctx, uint64_t done, uint64_t rows, double len)
             p->tty && done < rows ? "" : "\n");
 }
 
+static const char synopsis[] =
+    "usage: millrace eval --target DIR --draft DIR --data FILE [--limit N] [--json] [--threads N] [--device cpu|cuda:N]\n";
+
 static int usage(const char *why, const char *what)
 {
     if (why)
         fprintf(stderr, "eval: %s%s\n", why, what);
-    fprintf(stderr, "usage: millrace eval --target DIR --draft DIR --data FILE [--limit N] [--json] [--threads N] [--device cpu|cuda:N]\n");
+    fputs(synopsis, stderr);
     return MR_EXIT_CONFIG;
+}
+
+static int help(void)
+{
+    printf("%s\n"
+           "Acceptance length, loss and accuracy by slot of a drafter, on rows that it was not trained on.\n"
+           "  --target DIR    the target's checkpoint\n"
+           "  --draft DIR     the drafter: a checkpoint of a run (runs/demo/latest) or an exported one\n"
+           "  --data FILE     rows: .safetensors (millrace pack) or .jsonl\n"
+           "  --limit N       the first N rows only\n"
+           "  --json          one JSON object on stdout\n"
+           "  --threads N     of the cpu device; default 1\n"
+           "  --device NAME   default cpu\n",
+           synopsis);
+    return fflush(stdout) ? MR_EXIT_FAILED : MR_EXIT_OK;
 }
 
 /* A whole number in [min, max]; -1 when it is none. */
@@ -355,18 +373,21 @@ static long long number(const char *s, long long min, long long max)
     return *s && !*end && v >= min && v <= max ? v : -1;
 }
 
-/* 0, or the exit code after a usage line. */
+enum { PARSED = -1 };
+
+/* PARSED, or the exit code after a usage line or the help. */
 static int parse(int argc, char **argv, struct mr_eval_opts *o, int *json)
 {
     static const struct option opt[] = {{"target", 1, NULL, 't'}, {"draft", 1, NULL, 'd'}, {"data", 1, NULL, 'f'},
                                         {"limit", 1, NULL, 'n'},  {"json", 0, NULL, 'j'},  {"threads", 1, NULL, 'p'},
-                                        {"device", 1, NULL, 'k'}, {NULL, 0, NULL, 0}};
+                                        {"device", 1, NULL, 'k'}, {"help", 0, NULL, 'h'},  {NULL, 0, NULL, 0}};
     long long v;
     int c;
 
     optind = 1;
-    while ((c = getopt_long(argc, argv, "", opt, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "h", opt, NULL)) != -1) {
         switch (c) {
+        case 'h': return help();
         case 't': o->target = optarg; break;
         case 'd': o->draft = optarg; break;
         case 'f': o->data = optarg; break;
@@ -388,7 +409,7 @@ static int parse(int argc, char **argv, struct mr_eval_opts *o, int *json)
     }
     if (optind < argc)
         return usage("unexpected argument ", argv[optind]);
-    return o->target && o->draft && o->data ? 0 : usage("--target, --draft and --data are all needed", "");
+    return o->target && o->draft && o->data ? PARSED : usage("--target, --draft and --data are all needed", "");
 }
 
 int mr_eval_main(int argc, char **argv)
@@ -399,7 +420,7 @@ int mr_eval_main(int argc, char **argv)
     struct mr_err err = {0};
     int json = 0, rc = parse(argc, argv, &o, &json);
 
-    if (rc)
+    if (rc != PARSED)
         return rc;
     if (p.tty)
         p.next_ns = 0;

@@ -135,11 +135,13 @@ int mr_export_main(int argc, char **argv)
 {
     struct mr_err err = {0};
 
+    int help = argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
+
     if (argc != 3 || argv[1][0] == '-' || argv[2][0] == '-') {
-        fprintf(stderr, "usage: millrace export CKPT DIR\n"
-                        "  CKPT  a checkpoint of a run, e.g. runs/demo/latest\n"
-                        "  DIR   a new or empty directory\n");
-        return MR_EXIT_CONFIG;
+        fprintf(help ? stdout : stderr, "usage: millrace export CKPT DIR\n"
+                                        "  CKPT  a checkpoint of a run, e.g. runs/demo/latest\n"
+                                        "  DIR   a new or empty directory\n");
+        return help ? MR_EXIT_OK : MR_EXIT_CONFIG;
     }
     if (mr_export(argv[1], argv[2], &err)) {
         fprintf(stderr, "export: %s\n", err.msg);

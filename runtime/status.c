@@ -31,9 +31,10 @@ static const char *run_state(const struct mr_seg *s)
     return mr_ld(&s->hdr->stop) ? "stopping" : "running";
 }
 
-static json_t *actor_json(const struct mr_actor_row *row, uint64_t now)
+/* `orphan`: the supervisor is dead, so the actor is too, whatever its row says: nobody is left to change that. */
+static json_t *actor_json(const struct mr_actor_row *row, uint64_t now, int orphan)
 {
-    unsigned why = mr_ld(&row->wait_reason), state = mr_ld(&row->state);
+    unsigned why = mr_ld(&row->wait_reason), was = mr_ld(&row->state), state = orphan && was != MR_ACTOR_DONE ? MR_ACTOR_DEAD : was;
     uint64_t since = mr_ld(&row->wait_since_ns), first = mr_ld(&row->first_claim_ns);
     int parked = why != MR_WAIT_NONE && why < MR_WAIT_REASONS && state == MR_ACTOR_RUNNING;
     json_t *o = json_pack("{s:s, s:i, s:s, s:i, s:s}", "name", row->name, "pid", (int)mr_ld(&row->pid), "state", actor_state(state),
@@ -78,6 +79,7 @@ json_t *mr_status_json(const struct mr_seg *s, const json_t *info)
     json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:s}", "run", s->run, "state", run_state(s), "step", (int)step, "steps_total",
                           (int)s->hdr->steps_total, "phase", mr_step_phase_name(mr_sw_phase(word)));
     json_t *actors = json_array();
+    int orphans = mr_seg_owner_alive(s->run) == 0;
 
     json_object_set_new(o, "microbatches_committed", json_integer(mr_committed_at(s, step)));
     json_object_set_new(o, "microbatches_total", json_integer(s->hdr->microbatches_total));
@@ -86,7 +88,7 @@ json_t *mr_status_json(const struct mr_seg *s, const json_t *info)
     add_info(o, info);
     json_object_set_new(o, "slabs", slabs_json(s));
     for (unsigned i = 0; i < s->hdr->n_actors; i++)
-        json_array_append_new(actors, actor_json(&s->actors[i], now));
+        json_array_append_new(actors, actor_json(&s->actors[i], now, orphans));
     json_object_set_new(o, "actors", actors);
     return o;
 }

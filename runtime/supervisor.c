@@ -91,6 +91,8 @@ static int open_files(struct mr_sup *sup, struct mr_err *err)
         mr_jsonl_open(&sup->steps, mr_rundir_file(d, "metrics/steps.jsonl", path), err) ||
         mr_tb_open(&sup->tb, mr_rundir_file(d, "metrics", path), err))
         return -1;
+    if (sup->o->first_step)
+        mr_tb_restart(&sup->tb, sup->o->first_step); /* a failure is not the run's */
     mr_rundir_file(d, "topology.json", sup->topo_path);
     return mr_topology_save(sup->o->topo, sup->topo_path, err);
 }

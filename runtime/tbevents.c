@@ -121,6 +121,20 @@ void mr_tb_close(struct mr_tb *tb)
     tb->fd = -1;
 }
 
+int mr_tb_restart(struct mr_tb *tb, uint64_t step)
+{
+    static const unsigned char start[] = {1 << 3 | VARINT, 1}; /* SessionLog.status = START */
+    struct buf event = {.n = 0};
+
+    if (tb->fd < 0)
+        return -EBADF;
+    put_time(&event);
+    put_tag(&event, 2, VARINT);
+    put_varint(&event, step);
+    put_bytes(&event, 7, start, sizeof start);
+    return write_record(tb->fd, &event);
+}
+
 static void put_scalar(struct buf *summary, const struct mr_tb_scalar *s)
 {
     struct buf value = {.n = 0};

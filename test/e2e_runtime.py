@@ -353,6 +353,8 @@ def case_supervisor_kill():
             r.proc.kill()
             r.proc.wait()
             wait_until(lambda p=pids: not any(alive(x) for x in p), 10, "all actors gone")
+            s = r.status()
+            need(s["state"] == "dead" and all(a["state"] == "dead" and a["wait"] is None for a in s["actors"]), f"status of a dead run: {s}")
             if life == 1:
                 c = subprocess.run([MILLRACE, "clean"], capture_output=True, text=True, check=False)
                 need(c.returncode == 0 and f"run {r.name}: its supervisor is gone; removed" in c.stdout, f"clean: {c}")
@@ -775,7 +777,7 @@ def case_usage():
         need(r.stderr.count("\n") == 1 and r.stderr.startswith("millrace: "), f"{args}: one line of hint, got {r.stderr!r}")
     need("did you mean check" in run("chekc").stderr, "nearest command")
     need("did you mean --set" in run("check", "--sett", "x", "a").stderr, "nearest option")
-    for args in (["--help"], ["--version"], ["run", "--help"], ["status", "-h"], ["clean"], ["doctor"]):
+    for args in (["--help"], ["--version"], ["run", "--help"], ["status", "-h"], ["eval", "--help"], ["export", "--help"], ["clean"], ["doctor"]):
         r = run(*args)
         need(r.returncode == 0 and r.stdout, f"{args}: {r}")
 
