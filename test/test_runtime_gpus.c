@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "runtime/gpus.h"
 
@@ -147,5 +148,7 @@ int main(void)
                                        cmocka_unit_test(what_actors_see)};
 
     unsetenv("CUDA_VISIBLE_DEVICES");
+    if (chdir(MR_SOURCE_DIR))             /* the demo's paths are relative */
+        return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
