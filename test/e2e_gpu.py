@@ -131,6 +131,25 @@ def case_mixed():
     need(all(abs(a - b) < 0.02 * abs(b) for a, b in zip(blobs[0][:2], blobs[1][:2])), f"losses: gpu {blobs[0][:2]}, cpu {blobs[1][:2]}")
 
 
+def case_no_uring():
+    """Where io_uring is refused: pread loads the weights, and the supervisor takes epoll."""
+    r = Gpu("nouring", max_steps=4)
+    try:
+        lib, src = os.path.join(r.tmp, "no.so"), os.path.join(r.tmp, "no.c")
+        with open(src, "w", encoding="utf-8") as f:
+            f.write("#include <errno.h>\n" + "".join(f"int {n}() {{ return -EPERM; }}\n" for n in ("io_uring_queue_init", "io_uring_queue_init_params")))
+        if subprocess.run(["cc", "-shared", "-fPIC", "-o", lib, src], check=False).returncode:
+            print("skipped: no C compiler")
+            return 77
+        r.start(env={"LD_PRELOAD": lib})
+        r.must_end(0, "completed")
+        r.must_be_exact()
+        need(r.lines(r"GiB/s \(pread\)") and not r.lines(r"\(io_uring\)"), f"{r.lines('GiB/s')}")
+    finally:
+        r.close()
+    return 0
+
+
 def case_two_targets():
     r = Gpu("two", targets=2, max_steps=10)
     try:
@@ -138,6 +157,28 @@ def case_two_targets():
         r.must_end(0, "completed")
         r.must_be_exact()
         need(r.loads() == 1, f"{r.loads()} loads: exactly one target loads")
+    finally:
+        r.close()
+
+
+def case_two_devices():
+    """A keeper each; the death of one restarts only the actors of its own device."""
+    r = Gpu("twodev", max_steps=24)
+    try:
+        r.data["actors"].insert(1, {"kind": "target", "device": "cuda:1"})
+        r.save()
+        r.start(env={"FAKE_CUDA_DEVICES": "2"})
+        r.reach(3, 120)
+        need(r.loads() == 2, f"{r.loads()} loads for two devices")
+        before = r.pids()
+        need(kill(r, "keeper/0"), "no keeper/0")
+        wait_until(lambda: r.loads() == 3 or r.proc.poll() is not None, 60, "weights on the next keeper")
+        after = r.pids()
+        devices = {a["name"]: a["device"] for a in r.status()["actors"]}
+        same = [n for n in before if devices[n] == devices["keeper/0"]]
+        need(all((before[n] != after[n]) == (n in same) for n in before), f"{before} -> {after}, on the device: {same}")
+        r.must_end(0, "completed", 300)
+        r.must_be_exact()
     finally:
         r.close()
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <unistd.h>
 
 #include "runtime/gpus.h"
 
@@ -148,6 +149,8 @@ int main(void)
                                        cmocka_unit_test(what_actors_see)};
 
     unsetenv("CUDA_VISIBLE_DEVICES");
+    if (chdir(MR_SOURCE_DIR))                              /* the demo's paths are relative */
+        return 1;
     if (chdir(MR_SOURCE_DIR))             /* the demo's paths are relative */
         return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
