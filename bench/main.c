@@ -29,13 +29,26 @@ static int usage(FILE *f, int code)
     return code;
 }
 
+static int asks_for_help(const char *arg)
+{
+    return !strcmp(arg, "--help") || !strcmp(arg, "-h");
+}
+
+static int start(int i, int argc, char **argv)
+{
+    if (argc == 0 || !asks_for_help(argv[0]))
+        return command[i].main(argc, argv);
+    printf("usage: millrace-bench %s %s\n", command[i].name, command[i].what);
+    return MR_EXIT_OK;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+    if (argc >= 2 && asks_for_help(argv[1]))
         return usage(stdout, MR_EXIT_OK);
     for (int i = 0; argc >= 2 && i < COMMANDS; i++)
         if (!strcmp(argv[1], command[i].name))
-            return command[i].main(argc - 2, argv + 2);
+            return start(i, argc - 2, argv + 2);
     if (argc >= 2)
         fprintf(stderr, "millrace-bench: no command \"%s\"\n", argv[1]);
     return usage(stderr, MR_EXIT_CONFIG);
