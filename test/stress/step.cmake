@@ -1,11 +1,11 @@
-# Programs that single-step (x86-64) the ipc functions.  They link the sources without fault points: the instructions that run in production.
+# Programs that single-step the ipc functions (x86-64).  They link the sources without fault points: the instructions of production.
 if(MR_SANITIZE STREQUAL "none" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   file(GLOB plain_src CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ipc/*.c ${CMAKE_SOURCE_DIR}/base/*.c)
   add_library(mr_ipc_plain STATIC ${plain_src})
   target_compile_options(mr_ipc_plain PUBLIC -UMR_FAULT_POINTS -O2)
   target_link_libraries(mr_ipc_plain PUBLIC Threads::Threads PkgConfig::CMOCKA)
 
-  foreach(name step_kill)
+  foreach(name step_kill step_wait)
     add_executable(${name} stress/${name}.c)
     target_link_libraries(${name} PRIVATE mr_ipc_plain)
     add_test(NAME ${name} COMMAND ${name})

@@ -1,15 +1,16 @@
 /* An explorer of weak memory: runs small scenarios of the real ipc/ code under every order that C11 allows it (within the limits below).
  *
- * The code under test is compiled with -fsanitize=thread, and the program answers the compiler's calls itself (hooks.c) in place of the tsan
- * runtime: each atomic access, with the memory order that the source says, comes to the model; each plain access to the shared region is
- * checked for data races.  So the sources are untouched, and an order can be weakened at run time, to see whether anybody notices.
+ * The code under test is compiled with -fsanitize=thread, and the program answers the compiler's calls itself (hooks.c) in place of the
+ * tsan runtime: each atomic access, with the memory order that the source says, comes to the model; each plain access to the shared region
+ * is checked for data races.  So the sources are untouched, and an order can be weakened at run time, to see whether anybody notices.
  *
  * The model is the view-based operational one of the "promising" line of work, without promises:
  *   - each location has all its stores as messages in modification order; each thread has a view, the newest message of each location that
  *     it knows of, and may read any message that is not older than that;
- *   - a release store carries the writer's view, an acquire load takes over the view of what it reads; a read-modify-write reads the message
- *     directly before its own, and passes that one's view on (release sequence);
- *   - a plain store may go anywhere in modification order behind what its thread knows, except between a read-modify-write and what it read;
+ *   - a release store carries the writer's view, an acquire load takes over the view of what it reads; a read-modify-write reads the
+ *     message directly before its own, and passes that one's view on (release sequence);
+ *   - an atomic store may go anywhere in modification order behind what its thread knows, except between a read-modify-write and what that
+ *     one has read;
  *   - happens-before is tracked with vector clocks in the same messages; two plain accesses, or a plain and an atomic one, to one place
  *     that are not ordered by it, one of them a write, are a data race: an error.
  * Not in the model: load buffering of relaxed loads (no protocol decision is made from one), seq_cst beyond acq_rel (nothing uses it).

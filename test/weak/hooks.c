@@ -19,7 +19,8 @@ static int releases(int mo) { return mo == __ATOMIC_RELEASE || mo == __ATOMIC_AC
 
 static uint64_t simple(enum mw_kind kind, unsigned size, volatile void *p, uint64_t v, int mo, const void *site)
 {
-    struct mw_op op = {.kind = kind, .size = size, .p = (void *)p, .value = v, .acquire = acquires(mo), .release = releases(mo), .site = site};
+    struct mw_op op = {.kind = kind, .size = size, .p = (void *)p, .value = v, .acquire = acquires(mo), .release = releases(mo),
+                       .site = site};
 
     return mw_atomic(&op);
 }
@@ -33,21 +34,27 @@ static int cas(unsigned size, volatile void *p, uint64_t *want, uint64_t v, int 
     return op.ok;
 }
 
-#define ATOMICS(bits, type)                                                                                                          \
-    type __tsan_atomic##bits##_load(const volatile type *p, int mo) { return (type)simple(MW_LOAD, bits / 8, (volatile void *)p, 0, mo, SITE); } \
-    void __tsan_atomic##bits##_store(volatile type *p, type v, int mo) { simple(MW_STORE, bits / 8, p, (uint64_t)v, mo, SITE); }      \
-    type __tsan_atomic##bits##_fetch_add(volatile type *p, type v, int mo) { return (type)simple(MW_ADD, bits / 8, p, (uint64_t)v, mo, SITE); } \
-    type __tsan_atomic##bits##_fetch_or(volatile type *p, type v, int mo) { return (type)simple(MW_OR, bits / 8, p, (uint64_t)v, mo, SITE); } \
-    type __tsan_atomic##bits##_fetch_and(volatile type *p, type v, int mo) { return (type)simple(MW_AND, bits / 8, p, (uint64_t)v, mo, SITE); } \
-    type __tsan_atomic##bits##_exchange(volatile type *p, type v, int mo) { return (type)simple(MW_SWAP, bits / 8, p, (uint64_t)v, mo, SITE); } \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile type *p, type *want, type v, int mo, int fail)                         \
-    {                                                                                                                                \
-        uint64_t w = *want;                                                                                                          \
-        int ok = cas(bits / 8, p, &w, (uint64_t)v, mo, SITE);                                                                        \
-                                                                                                                                     \
-        (void)fail;                                                                                                                  \
-        *want = (type)w;                                                                                                             \
-        return ok;                                                                                                                   \
+#define RMW(bits, type, name, kind) \
+    type __tsan_atomic##bits##_##name(volatile type *p, type v, int mo) { return (type)simple(kind, bits / 8, p, (uint64_t)v, mo, SITE); }
+
+#define ATOMICS(bits, type)                                                                                         \
+    type __tsan_atomic##bits##_load(const volatile type *p, int mo)                                                 \
+    {                                                                                                               \
+        return (type)simple(MW_LOAD, bits / 8, (volatile void *)p, 0, mo, SITE);                                    \
+    }                                                                                                               \
+    void __tsan_atomic##bits##_store(volatile type *p, type v, int mo) { simple(MW_STORE, bits / 8, p, v, mo, SITE); } \
+    RMW(bits, type, fetch_add, MW_ADD)                                                                              \
+    RMW(bits, type, fetch_or, MW_OR)                                                                                \
+    RMW(bits, type, fetch_and, MW_AND)                                                                              \
+    RMW(bits, type, exchange, MW_SWAP)                                                                              \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile type *p, type *want, type v, int mo, int fail)       \
+    {                                                                                                               \
+        uint64_t w = *want;                                                                                         \
+        int ok = cas(bits / 8, p, &w, (uint64_t)v, mo, SITE);                                                       \
+                                                                                                                    \
+        (void)fail;                                                                                                 \
+        *want = (type)w;                                                                                            \
+        return ok;                                                                                                  \
     }
 
 ATOMICS(32, uint32_t)

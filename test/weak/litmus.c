@@ -1,4 +1,4 @@
-/* Scenarios: litmus tests of the model itself.  Outcomes that C11 forbids must not be found; those that it allows, on some machine, must. */
+/* Scenarios: litmus tests of the model itself.  Outcomes that C11 forbids must not be found, those that it allows must. */
 #include "test/weak/world.h"
 
 static uint64_t *const x = (uint64_t *)mw_region, *const y = (uint64_t *)(mw_region + 128);

@@ -77,7 +77,10 @@ static void atomic_granule(const void *p, int write, const void *site)
 
 /* ---- locations and messages ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t direct_read(const void *p, unsigned size) { return size == 4 ? *(const volatile uint32_t *)p : *(const volatile uint64_t *)p; }
+static uint64_t direct_read(const void *p, unsigned size)
+{
+    return size == 4 ? *(const volatile uint32_t *)p : *(const volatile uint64_t *)p;
+}
 
 static void direct_write(void *p, unsigned size, uint64_t v)
 {
@@ -188,8 +191,10 @@ static void do_store(struct location *l, const struct mw_op *op)
 
 static uint64_t new_value(const struct mw_op *op, uint64_t old)
 {
-    uint64_t v = op->kind == MW_ADD ? old + op->value : op->kind == MW_OR ? old | op->value : op->kind == MW_AND ? old & op->value : op->value;
+    uint64_t v = op->kind == MW_ADD ? old + op->value : op->kind == MW_OR ? old | op->value : op->value;
 
+    if (op->kind == MW_AND)
+        v = old & op->value;
     return op->size == 4 ? (uint32_t)v : v;
 }
 

@@ -179,7 +179,7 @@ static void f_place(void)
     MW_CHECK(mr_pw_state(p) == MR_PLACE_TAKEN && (mr_pw_slot(p) == DRAFTER1) == (enter_reduce[1] == 0));
 }
 
-/* ---- a drafter died; the survivor does not know ---------------------------------------------------------------------------------------- */
+/* ---- a drafter died; the survivor does not know ------------------------------------------------------------------------------------ */
 
 /* Drafter 1 (dead) filled place 1, the survivor place 0; both joined: the survivor may just flip. */
 static void s_dead(void)
