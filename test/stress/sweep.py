@@ -59,6 +59,7 @@ def make(tag, mode, deterministic):
     r = e2e.Run(tag, rows=160, us=800 if mode == "quiet" else 2500)
     r.data["train"]["deterministic"] = deterministic
     r.data["train"]["checkpoint_every_steps"] = 6
+    r.data["restart"].update(max=100, backoff_ms=10)      # on a slow machine the kills come faster than the microbatches
     r.save()
     return r
 
