@@ -4,7 +4,8 @@
  * is one operation on random data in buffers far larger than the second-level cache: the median of five measurements of at least 40 ms,
  * each from the first call to the end of the last.  Memory-bound operations are rated by the bytes they must move (every input read once,
  * every output written once), the others by the operations of the definition (masked work not counted).  The last lines compare a target's
- * layer with the sum of its products.  NAME: only lines that contain it.
+ * layer with its products alone, measured in turn, and give the time of each step inside a run of layers, by events of the device.
+ * NAME: only lines that contain it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ enum {
 
 struct work {
     struct mr_k *k;
-    void *x, *y, *z, *gu, *m, *w, *big;  /* activations (T, QKV), (T, QKV), (T, QKV), (T, 2 I), (T, I); weights (2 I, H); head (V, H) */
+    void *x, *y, *z, *o, *gu, *m, *w, *big;  /* activations (T, QKV) four times, (T, 2 I), (T, I); weights (2 I, H); head (V, H) */
     float *f[7];                         /* (PARAMS) optimizer */
     float *rstd, *lse, *cs, *ce, *weight, *dw;
     void *scratch;
@@ -134,6 +135,7 @@ static int device_data(struct work *w)
     const struct mr_k_ops *op = w->k->op;
 
     w->x = act(w, (size_t)T * QKV, 1.0), w->y = act(w, (size_t)T * QKV, 1.0), w->z = act(w, (size_t)T * QKV, 1.0);
+    w->o = act(w, (size_t)T * QKV, 1.0);
     w->gu = act(w, (size_t)T * 2 * I, 1.0), w->m = act(w, (size_t)T * I, 1.0);
     w->w = act(w, (size_t)2 * I * H, 0.015), w->big = act(w, (size_t)V * H, 0.015);
     w->rstd = op->alloc(w->k, (size_t)T * NH * 4), w->lse = op->alloc(w->k, (size_t)R * NH * 4), w->ce = op->alloc(w->k, R * 4);
@@ -144,7 +146,7 @@ static int device_data(struct work *w)
         if (!w->f[i] || (i < 4 && fill(w, w->f[i], (size_t)PARAMS * 2, 1.0)))
             return -1;
     }
-    return w->x && w->y && w->z && w->gu && w->m && w->w && w->big && w->rstd && w->lse && w->ce && w->argmax && w->dw && w->scratch
+    return w->x && w->y && w->z && w->o && w->gu && w->m && w->w && w->big && w->rstd && w->lse && w->ce && w->argmax && w->dw && w->scratch
                ? 0 : -1;
 }
 
@@ -155,7 +157,6 @@ struct entry {
     int (*run)(struct work *w, const struct entry *e);
     int m, n, kk;
     double flop, bytes;                  /* of one call; the other is 0 */
-    int of_layer;                        /* a product of the target's layer */
 };
 
 static int linear(struct work *w, const struct entry *e)
@@ -262,62 +263,80 @@ static int sumsq(struct work *w, const struct entry *e)
     return w->k->op->sumsq(w->k, (size_t)e->m, w->f[0], &s);
 }
 
-/* One layer of the target, as its model calls it. */
-static int layer(struct work *w, const struct entry *e)
+/* ---- a layer of the target, as its model calls it ---- */
+
+enum { STEPS = 10, PRODUCTS = 1 << 1 | 1 << 5 | 1 << 7 | 1 << 9 };
+static const char *const step_name[STEPS] = {"rmsnorm", "qkv", "q norm + rope", "k norm + rope", "attention",
+                                             "o", "rmsnorm", "gate+up", "swiglu", "down"};
+
+static int step(struct work *w, int i)
 {
     const struct mr_k_ops *op = w->k->op;
     char *q = w->y, *kx = q + 2 * NH * HD, *v = kx + 2 * KV * HD;
-    int rc = op->rmsnorm(w->k, e->m, H, w->x, w->w, 1e-6f, w->z, NULL);
 
-    rc = rc ? rc : op->linear(w->k, e->m, QKV, H, w->z, H, w->w, w->y, QKV, 0);
-    rc = rc ? rc : op->head_norm_rope(w->k, e->m, NH, HD, q, QKV, w->w, 1e-6f, w->pos, w->cs, NULL, NULL);
-    rc = rc ? rc : op->head_norm_rope(w->k, e->m, KV, HD, kx, QKV, w->w, 1e-6f, w->pos, w->cs, NULL, NULL);
-    rc = rc ? rc : op->attn_causal(w->k, T / LEN, w->cu, w->host_cu, NH, KV, HD, q, QKV, kx, v, QKV, w->z, NH * HD);
-    rc = rc ? rc : op->linear(w->k, e->m, H, H, w->z, H, w->w, w->x, H, 1);
-    rc = rc ? rc : op->rmsnorm(w->k, e->m, H, w->x, w->w, 1e-6f, w->z, NULL);
-    rc = rc ? rc : op->linear(w->k, e->m, 2 * I, H, w->z, H, w->w, w->gu, 2 * I, 0);
-    rc = rc ? rc : op->swiglu(w->k, e->m, I, w->gu, (char *)w->gu + 2 * I, 2 * I, w->m);
-    return rc ? rc : op->linear(w->k, e->m, H, I, w->m, I, w->w, w->x, H, 1);
+    switch (i) {
+    case 0:
+    case 6: return op->rmsnorm(w->k, T, H, w->x, w->w, 1e-6f, w->z, NULL);
+    case 1: return op->linear(w->k, T, QKV, H, w->z, H, w->w, w->y, QKV, 0);
+    case 2: return op->head_norm_rope(w->k, T, NH, HD, q, QKV, w->w, 1e-6f, w->pos, w->cs, NULL, NULL);
+    case 3: return op->head_norm_rope(w->k, T, KV, HD, kx, QKV, w->w, 1e-6f, w->pos, w->cs, NULL, NULL);
+    case 4: return op->attn_causal(w->k, T / LEN, w->cu, w->host_cu, NH, KV, HD, q, QKV, kx, v, QKV, w->o, NH * HD);
+    case 5: return op->linear(w->k, T, H, H, w->o, H, w->w, w->x, H, 1);
+    case 7: return op->linear(w->k, T, 2 * I, H, w->z, H, w->w, w->gu, 2 * I, 0);
+    case 8: return op->swiglu(w->k, T, I, w->gu, (char *)w->gu + 2 * I, 2 * I, w->m);
+    default: return op->linear(w->k, T, H, I, w->m, I, w->w, w->x, H, 1);
+    }
 }
 
-#define PRODUCT(text, f, m, n, k, l) {text, f, m, n, k, 2.0 * (m) * (n) * (k), 0, l}
-#define CAUSAL(text, kind, heads, hd, tokens, len) {text, causal, kind, heads, hd, 2.0 * (tokens) * (len) * (heads) * (hd), 0, 0}
-#define MOVES(text, f, m, n, elems) {text, f, m, n, 0, 0, 2.0 * (m) * (elems), 0}
+/* m: set of steps */
+static int layer(struct work *w, const struct entry *e)
+{
+    int rc = 0;
+
+    for (int i = 0; i < STEPS && !rc; i++)
+        if (e->m >> i & 1)
+            rc = step(w, i);
+    return rc;
+}
+
+#define PRODUCT(text, f, m, n, k) {text, f, m, n, k, 2.0 * (m) * (n) * (k), 0}
+#define CAUSAL(text, kind, heads, hd, tokens, len) {text, causal, kind, heads, hd, 2.0 * (tokens) * (len) * (heads) * (hd), 0}
+#define MOVES(text, f, m, n, elems) {text, f, m, n, 0, 0, 2.0 * (m) * (elems)}
 
 static const struct entry entries[] = {
-    {"copy on the device, 1 GiB", copy, PARAMS, 0, 0, 0, 8.0 * PARAMS, 0},
-    PRODUCT("target qkv", linear, T, QKV, H, 1),
-    PRODUCT("target o", linear, T, H, H, 1),
-    PRODUCT("target gate+up", linear, T, 2 * I, H, 1),
-    PRODUCT("target down", linear, T, H, I, 1),
+    {"copy on the device, 1 GiB", copy, PARAMS, 0, 0, 0, 8.0 * PARAMS},
+    PRODUCT("target qkv", linear, T, QKV, H),
+    PRODUCT("target o", linear, T, H, H),
+    PRODUCT("target gate+up", linear, T, 2 * I, H),
+    PRODUCT("target down", linear, T, H, I),
     CAUSAL("attention 8 x 2048, hd 128", 0, NH, HD, T, LEN),
     CAUSAL("attention 5 x 3072, hd 128", 1, NH, HD, T_LONG, LEN_LONG),
     CAUSAL("attention 8 x 2048, hd 64", 0, NH, 64, T, LEN),
-    {"attention ragged, hd 128", causal, 2, NH, HD, -1, 0, 0},
+    {"attention ragged, hd 128", causal, 2, NH, HD, -1, 0},
     MOVES("rmsnorm", norm, T, 0, 2.0 * H),
     MOVES("add + rmsnorm", add_norm, T, 0, 4.0 * H),
     MOVES("q norm + rope", rope, T, 0, 2.0 * NH * HD),
     MOVES("swiglu", swiglu, T, 0, 3.0 * I),
-    PRODUCT("drafter gate+up", linear, R, 2 * I, H, 0),
-    PRODUCT("drafter down", linear, R, H, I, 0),
-    PRODUCT("drafter gate+up dx", linear_dx, R, 2 * I, H, 0),
-    PRODUCT("drafter down dx", linear_dx, R, H, I, 0),
-    PRODUCT("drafter gate+up dW", linear_dw, R, 2 * I, H, 0),
-    PRODUCT("drafter down dW", linear_dw, R, H, I, 0),
-    PRODUCT("drafter q dW", linear_dw, R, H, H, 0),
-    {"block attention", block, 0, 0, 0, -2, 0, 0},
-    {"block attention backward", block, 0, 1, 0, -3, 0, 0},
-    {"block attention, window 1024", block, 1024, 0, 0, -2, 0, 0},
-    {"... backward", block, 1024, 1, 0, -3, 0, 0},
-    {"head: ce", head, ROWS_CE, 0, 0, 2.0 * ROWS_CE * V * H, 0, 0},
-    {"head: ce and gradient", head, ROWS_CE, 1, 0, 4.0 * ROWS_CE * V * H, 0, 0},
+    PRODUCT("drafter gate+up", linear, R, 2 * I, H),
+    PRODUCT("drafter down", linear, R, H, I),
+    PRODUCT("drafter gate+up dx", linear_dx, R, 2 * I, H),
+    PRODUCT("drafter down dx", linear_dx, R, H, I),
+    PRODUCT("drafter gate+up dW", linear_dw, R, 2 * I, H),
+    PRODUCT("drafter down dW", linear_dw, R, H, I),
+    PRODUCT("drafter q dW", linear_dw, R, H, H),
+    {"block attention", block, 0, 0, 0, -2, 0},
+    {"block attention backward", block, 0, 1, 0, -3, 0},
+    {"block attention, window 1024", block, 1024, 0, 0, -2, 0},
+    {"... backward", block, 1024, 1, 0, -3, 0},
+    {"head: ce", head, ROWS_CE, 0, 0, 2.0 * ROWS_CE * V * H, 0},
+    {"head: ce and gradient", head, ROWS_CE, 1, 0, 4.0 * ROWS_CE * V * H, 0},
     MOVES("q norm + rope, saved", rope, R, 1, 3.0 * NH * HD),
     MOVES("q norm + rope backward", rope_bwd, R, 0, 3.0 * NH * HD),
     MOVES("rmsnorm backward", norm_bwd, R, 0, 4.0 * H),
     MOVES("swiglu backward", swiglu_bwd, R, 0, 5.0 * I),
-    {"adamw", adamw, PARAMS, 0, 0, 0, 28.0 * PARAMS, 0},
-    {"f32 to bf16", to_bf16, PARAMS, 0, 0, 0, 6.0 * PARAMS, 0},
-    {"sum of squares", sumsq, PARAMS, 0, 0, 0, 4.0 * PARAMS, 0},
+    {"adamw", adamw, PARAMS, 0, 0, 0, 28.0 * PARAMS},
+    {"f32 to bf16", to_bf16, PARAMS, 0, 0, 0, 6.0 * PARAMS},
+    {"sum of squares", sumsq, PARAMS, 0, 0, 0, 4.0 * PARAMS},
 };
 enum { ENTRIES = sizeof entries / sizeof *entries };
 
@@ -379,11 +398,62 @@ static double measure(struct work *w, const struct entry *e)
     return five[2];
 }
 
+/* Device milliseconds of each step inside a run of layers, and between them. */
+static int timeline(struct work *w, double ms[STEPS])
+{
+    enum { LAYERS = 20 };
+    struct mr_k_mark *mark[LAYERS * STEPS + 1];
+    int rc = 0;
+
+    for (int i = 0; i <= LAYERS * STEPS; i++)
+        if (!(mark[i] = mr_k_cuda_mark_create(w->k)))
+            return -1;
+    for (int i = 0; i < LAYERS * STEPS && !rc; i++)            /* warm, as in a forward pass */
+        rc = step(w, i % STEPS);
+    rc = rc ? rc : mr_k_cuda_mark_set(w->k, mark[0]);
+    for (int i = 0; i < LAYERS * STEPS && !rc; i++) {
+        rc = step(w, i % STEPS);
+        rc = rc ? rc : mr_k_cuda_mark_set(w->k, mark[i + 1]);
+    }
+    rc = rc ? rc : w->k->op->sync(w->k);
+    for (int i = 0; i < LAYERS * STEPS && !rc; i++) {
+        double t;
+
+        rc = mr_k_cuda_mark_ms(w->k, mark[i], mark[i + 1], &t);
+        ms[i % STEPS] += rc ? 0.0 : t / LAYERS;
+    }
+    for (int i = 0; i <= LAYERS * STEPS; i++)
+        mr_k_cuda_mark_destroy(w->k, mark[i]);
+    return rc;
+}
+
+/* A whole layer beside its products alone, in turn; then where the time of a layer goes. */
+static int whole_layer(struct work *w)
+{
+    static const double flop = 2.0 * T * ((double)QKV * H + (double)H * H + 3.0 * I * H);
+    static const struct entry whole = {"target layer, whole", layer, (1 << STEPS) - 1, 0, 0, flop + 2.0 * T * LEN * NH * HD, 0};
+    static const struct entry products = {"its products", layer, PRODUCTS, 0, 0, flop, 0};
+    double a[3], b[3], ms[STEPS] = {0};
+
+    for (int i = 0; i < 3; i++)
+        if ((a[i] = measure(w, &whole)) < 0 || (b[i] = measure(w, &products)) < 0)
+            return -1;
+    qsort(a, 3, sizeof *a, by_time), qsort(b, 3, sizeof *b, by_time);
+    printf("%-32s %9.3f %9.1f\n", whole.name, a[1], TERA(whole.flop) / (a[1] * 1e-3));
+    printf("%-32s %9.3f %9.1f           alone they are %.1f %% of the layer; 36 layers: %.1fk tokens/s\n", products.name, b[1],
+           TERA(flop) / (b[1] * 1e-3), 100.0 * b[1] / a[1], T / (36.0 * a[1]));
+    if (timeline(w, ms))
+        return -1;
+    printf("inside the layer:");
+    for (int i = 0; i < STEPS; i++)
+        printf("%s %s %.3f", i ? "," : "", step_name[i], ms[i]);
+    printf(" ms\n");
+    return 0;
+}
+
 static int table(struct work *w)
 {
-    static const struct entry whole = {"target layer, whole", layer, T, 0, 0, 2.0 * T * ((double)QKV * H + (double)H * H + 3.0 * I * H) +
-                                       2.0 * T * LEN * NH * HD, 0, 0};
-    double products = 0.0, ms;
+    double ms;
 
     printf("%-32s %9s %9s %8s\n", "operation", "ms", "TFLOP/s", "GB/s");
     for (int i = 0; i < ENTRIES; i++) {
@@ -394,22 +464,15 @@ static int table(struct work *w)
         ms = measure(w, e);
         if (ms < 0)
             return fprintf(stderr, "millrace-bench: %s failed\n", e->name), MR_EXIT_FAILED;
-        products += e->of_layer ? ms : 0.0;
         if (e->bytes > 0)
             printf("%-32s %9.3f %9s %8.0f\n", e->name, ms, "", GB(e->bytes) / (ms * 1e-3));
         else
             printf("%-32s %9.3f %9.1f\n", e->name, ms, TERA(counted_flop(w, e)) / (ms * 1e-3));
         fflush(stdout);
     }
-    if (w->only)
+    if (w->only && !strstr("target layer, whole", w->only))
         return MR_EXIT_OK;
-    ms = measure(w, &whole);
-    if (ms < 0)
-        return MR_EXIT_FAILED;
-    printf("%-32s %9.3f %9.1f\n", whole.name, ms, TERA(whole.flop) / (ms * 1e-3));
-    printf("%-32s %9.3f           its products alone are %.1f %% of the layer; 36 layers: %.1fk tokens/s\n", "its products", products,
-           100.0 * products / ms, T / (36.0 * ms));
-    return MR_EXIT_OK;
+    return whole_layer(w) ? MR_EXIT_FAILED : MR_EXIT_OK;
 }
 
 int mr_bench_cuda(int argc, char **argv)

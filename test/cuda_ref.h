@@ -2,8 +2,8 @@
  *
  * Reference is the cpu backend (f32), which has its own tests against double.  Both sides get the same bf16 values, so that differences
  * are the kernels' own: f32 arithmetic in another order, the rounding of results to bf16, and of probabilities inside the attention.
- * Rounding to nearest bf16 has a relative error of at most 2^-9 and about 1.7e-3 rms over random values.  Each check gives two tolerances,
- * both over the rms of the reference: for the rms of the difference, and for the largest difference, from which for bf16 results twice the
+ * Rounding to nearest bf16 has a relative error of at most 2^-8 and about 1.7e-3 rms over random values.  Each check gives two tolerances,
+ * both over the rms of the reference: for the rms of the difference, and for the largest difference, from which for bf16 results the
  * largest rounding error of that very element (2^-8 of it) is taken off first.
  * Outputs are NaN before each call.  Environment: MR_TEST_SMALL leaves the large cases out. */
 #ifndef MR_TEST_CUDA_REF_H

@@ -1,8 +1,10 @@
 /* Attention of the cuda backend, forward and backward, against the cpu backend.
  *
  * Beyond the rounding of results, the device rounds probabilities (and dS) to bf16 before the second product: an independent relative error
- * of up to 2^-9 a term, which averages out over keys; errors stay within two roundings forward and three backward (the saved output, from
- * which delta comes, is rounded too).  The largest single error is wider where few keys share a large value. */
+ * of up to 2^-8 a term, which averages out over keys; errors stay within two roundings forward and three backward (the saved output, from
+ * which delta comes, is rounded too).  The largest single error is far wider in the gradients of keys: a key that draws most of a query has
+ * P near 1 and dS = P * (dP - delta), a difference of numbers of the size of |dO||V|, about sqrt(hd) times the rms of dO; each of its terms
+ * may be wrong by 2^-8 of that, where the gradient of most keys is near 0.  sqrt(128) * 2^-8 * (a few such queries) is 0.1 to 0.2. */
 #include "cuda_ref.h"
 
 #include <errno.h>
@@ -10,7 +12,7 @@
 #define FWD_RMS 4e-3
 #define FWD_MAX 3e-2
 #define BWD_RMS 8e-3
-#define BWD_MAX 1e-1
+#define BWD_MAX 2.5e-1
 
 /* ---- causal ---- */
 

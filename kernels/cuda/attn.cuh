@@ -86,7 +86,7 @@ __device__ static inline struct span full_span(void)
     return s;
 }
 
-/* What the 32 query rows of a warp see of one key range.  A lane's own rows are worked out again where a mask is applied: that is rare,
+/* What the query rows of a warp see of one key range.  A lane's own rows are worked out again where a mask is applied: that is rare,
  * and registers are what this kernel is short of. */
 struct bounds {
     int mask_lo, mask_hi;              /* no masking for keys in [mask_lo, mask_hi) */
@@ -100,13 +100,14 @@ __device__ static inline struct span span_of(const struct attn_args &a, const st
     return own ? own_span(a, t.q0 + r, r) : context_span(a, t.q0 + r, r, t.qpos);
 }
 
-/* first: the lane's first row; its others are 8, 16 and 24 further. */
+/* ROWS: 16 or 32 rows of the warp.  first: the lane's first row; its others are 8, 16 and 24 further. */
+template <int ROWS>
 __device__ static inline void bounds_of(const struct attn_args &a, const struct attn_tile &t, int own, int first, struct bounds *b)
 {
     int mask_lo = INT_MIN, mask_hi = INT_MAX, any_lo = INT_MAX, any_hi = INT_MIN;
 
 #pragma unroll
-    for (int r = first; r < first + 32; r += 8) {
+    for (int r = first; r < first + ROWS; r += 8) {
         struct span p = span_of(a, t, own, r);
 
         mask_lo = max(mask_lo, p.lo);
@@ -122,13 +123,13 @@ __device__ static inline void bounds_of(const struct attn_args &a, const struct 
     b->any_hi = warp_max(any_hi);
 }
 
-/* Scores of keys that a row does not see become -inf.  key: index of the tile's first key. */
-template <int KEYS>
+/* Scores of keys that a row does not see become -inf; BLOCKS blocks of 16 rows.  key: index of the tile's first key. */
+template <int KEYS, int BLOCKS>
 __device__ static inline void mask_scores(const struct attn_args &a, const struct attn_tile &t, int own, int first, int key, int lane,
-                                          float s[2][KEYS / 8][4])
+                                          float s[BLOCKS][KEYS / 8][4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 * BLOCKS; i++) {
         struct span p = span_of(a, t, own, first + i * 8);
         int lo = p.lo - key - (lane & 3) * 2, hi = p.hi - key - (lane & 3) * 2;
 
@@ -154,5 +155,9 @@ struct attn_plan {                     /* tiles on the device, longest first */
 int mr_cuda_plan_causal(struct mr_cuda *c, int n_seqs, const int32_t *host_cu, struct attn_plan *out);
 int mr_cuda_plan_blocks(struct mr_cuda *c, const struct mr_k_blocks *b, const struct mr_k_block_mask *mask, const int32_t *host_cu,
                         struct attn_plan *out);
+
+/* attn_sm90.cu: the forward pass where the device is a Hopper and the shape is one of its; rows of q, and of ck, that may be read.
+ * -ENOTSUP: take the other kernel; else 0 or the sticky error. */
+int mr_cuda_attn_sm90(struct mr_cuda *c, const struct attn_args *a, const struct attn_plan *p, int q_rows, int c_rows);
 
 #endif

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attn_dq(const struct attn_args 
         float s[2][DQ_KEYS / 8][4], dp[2][DQ_KEYS / 8][4];
 
         if (i == 0 || i == n_context)
-            bounds_of(a, t, own, warp_row + lane / 4, &see);
+            bounds_of<32>(a, t, own, warp_row + lane / 4, &see);
         cp_async_wait();
         __syncthreads();
         if (i + 1 < n)
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(DQ_THREADS, 2) attn_dq(const struct attn_args 
             continue;
         product_32<D>(s, q + mine, k + cols);
         if (key < see.mask_lo || key + DQ_KEYS > see.mask_hi)
-            mask_scores<DQ_KEYS>(a, t, own, warp_row + lane / 4, key, lane, s);
+            mask_scores<DQ_KEYS, 2>(a, t, own, warp_row + lane / 4, key, lane, s);
         product_32<D>(dp, dO + mine, v + cols);
         query_ds(stat, a.scale_log2, s, dp);
         dq_add<D>(dq, s, k + rows);

@@ -1,4 +1,5 @@
-/* Attention forward: causal self-attention of packed sequences, and the drafter's anchor blocks.
+/* Attention forward: causal self-attention of packed sequences, and the drafter's anchor blocks.  What follows runs everywhere; on Hopper
+ * attn_sm90.cu takes head sizes 64 and 128.
  *
  * One block of four warps a (128 queries, head) tile; a warp owns 32 query rows, so that every K and V fragment it reads from shared memory
  * serves two products (with 16 rows the kernel would wait for shared memory).  Keys come 64 at a time through two stages of cp.async; the
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(THREADS, 2) attn_fwd(const struct attn_args a,
         float s[2][KEYS / 8][4];
 
         if (i == 0 || i == n_context)
-            bounds_of(a, t, own, warp_row + lane / 4, &see);
+            bounds_of<32>(a, t, own, warp_row + lane / 4, &see);
         cp_async_wait();
         __syncthreads();               /* tile i has landed for all, and nobody reads tile i - 1 any more */
         if (i + 1 < n)
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, 2) attn_fwd(const struct attn_args a,
             continue;
         scores<D>(s, q + warp_row * D * 2 + rows, k + cols);
         if (key < see.mask_lo || key + KEYS > see.mask_hi)
-            mask_scores<KEYS>(a, t, own, warp_row + lane / 4, key, lane, s);
+            mask_scores<KEYS, 2>(a, t, own, warp_row + lane / 4, key, lane, s);
 #pragma unroll
         for (int r = 0; r < 4; r++)
             softmax_row<D>(s[r >> 1], o[r >> 1], r & 1, a.scale_log2, &max[r >> 1][r & 1], &sum[r >> 1][r & 1]);
@@ -182,6 +183,7 @@ int mr_cuda_attn_init(struct mr_cuda *c)
 {
     const cudaFuncAttribute max = cudaFuncAttributeMaxDynamicSharedMemorySize;
 
+    mr_cuda_attn_sm90_init(c);
     mr_cuda_check(c, cudaFuncSetAttribute(attn_fwd<32>, max, (int)fwd_smem<32>()), "attention set-up");
     mr_cuda_check(c, cudaFuncSetAttribute(attn_fwd<64>, max, (int)fwd_smem<64>()), "attention set-up");
     return mr_cuda_check(c, cudaFuncSetAttribute(attn_fwd<128>, max, (int)fwd_smem<128>()), "attention set-up");
@@ -194,14 +196,19 @@ static int supported(const struct attn_args *a)
            mr_cuda_aligned16(a->cv) && mr_cuda_aligned16(a->bk) && mr_cuda_aligned16(a->bv) && ((uintptr_t)a->o & 3) == 0;
 }
 
-static int launch(struct mr_cuda *c, struct attn_args *a, const struct attn_plan *p)
+/* q_rows, c_rows: rows of q, and of the context, that exist. */
+static int launch(struct mr_cuda *c, struct attn_args *a, const struct attn_plan *p, int q_rows, int c_rows)
 {
     dim3 grid((unsigned)a->nh, (unsigned)p->n_tiles);
+    int e;
 
     if (p->n_tiles == 0)
         return 0;
     a->scale = 1.0f / sqrtf((float)a->hd);
     a->scale_log2 = a->scale * 1.44269504088896340736f;
+    e = mr_cuda_attn_sm90(c, a, p, q_rows, c_rows);
+    if (e != -ENOTSUP)
+        return e;
     if (a->hd <= 32)
         MR_LAUNCH(attn_fwd<32>, grid, THREADS, fwd_smem<32>(), c->stream, *a, p->tile);
     else if (a->hd <= 64)
@@ -228,7 +235,7 @@ int mr_cuda_attn_causal(struct mr_k *k, int n_seqs, const int32_t *cu, const int
     if (!supported(&a))
         return -EINVAL;
     e = mr_cuda_plan_causal(c, n_seqs, host_cu, &plan);
-    return e ? e : launch(c, &a, &plan);
+    return e ? e : launch(c, &a, &plan, host_cu[n_seqs], host_cu[n_seqs]);
 }
 
 int mr_cuda_attn_block(struct mr_k *k, const struct mr_k_blocks *b, const int32_t *cu, const int32_t *host_cu,
@@ -252,5 +259,5 @@ int mr_cuda_attn_block(struct mr_k *k, const struct mr_k_blocks *b, const int32_
     if (!supported(&a))
         return -EINVAL;
     e = mr_cuda_plan_blocks(c, b, mask, host_cu, &plan);
-    return e ? e : launch(c, &a, &plan);
+    return e || b->n == 0 ? e : launch(c, &a, &plan, b->n * b->B, host_cu[b->host_seq[b->n - 1] + 1]);
 }

@@ -49,6 +49,7 @@ struct mr_cuda {
     double *host_sum;                  /* pinned, one double */
     struct mr_cuda_gemms *gemms;
     struct mr_cuda_plans *plans;
+    void *encode_tiled;                /* cuTensorMapEncodeTiled, where the kernels of attn_sm90.cu run */
 };
 
 static inline struct mr_cuda *mr_cuda_of(struct mr_k *k)
@@ -78,6 +79,7 @@ int mr_cuda_plan_init(struct mr_cuda *c);
 void mr_cuda_plan_destroy(struct mr_cuda *c);
 int mr_cuda_attn_init(struct mr_cuda *c);
 int mr_cuda_attn_bwd_init(struct mr_cuda *c);
+int mr_cuda_attn_sm90_init(struct mr_cuda *c);
 
 /* z (m,n; ldz) f32 = x (m,k; ldx) * W (n,k)^T; and the gradient product with dy (m,n; ldy).  gemm.cu; used by the loss. */
 int mr_cuda_linear_f32(struct mr_cuda *c, int m, int n, int kk, const void *x, int ldx, const void *W, float *z, int ldz);

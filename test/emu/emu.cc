@@ -2,7 +2,7 @@
  *
  * A fiber switches by saving the callee-saved registers on its stack (x86-64, System V): swapcontext would cost two system calls a switch,
  * and a tile of attention needs some ten thousand. */
-#include "kernels/cuda/ctx.cuh"
+#include "kernels/cuda/attn.cuh"
 
 #include <vector>
 
@@ -184,6 +184,18 @@ void emu_copy_wait(void)
     for (const struct copy &c : fibers[current].committed)
         land(c);
     fibers[current].committed.clear();
+}
+
+/* ---- kernels for one kind of device ------------------------------------------------------------------------------ */
+
+int mr_cuda_attn_sm90_init(struct mr_cuda *)
+{
+    return 0;
+}
+
+int mr_cuda_attn_sm90(struct mr_cuda *, const struct attn_args *, const struct attn_plan *, int, int)
+{
+    return -ENOTSUP;
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,345 @@
+/* Attention forward on Hopper (compute capability 9.0), head sizes 64 and 128; the rest stays with attn_fwd.cu.
+ *
+ * Blocks are persistent: one a multiprocessor, each taking every gridDim-th (tile, head) of the plan, whose tiles are sorted longest first.
+ * A block is three warp groups.  One thread of the first copies tiles of 128 queries and 128 keys with the tensor copy engine, through two
+ * stages, and runs ahead into the next tile while the others write the last one out.  The other two groups own 64 query rows each and
+ *     S = Q K(i+1)^T;  O += P(i) V(i);   while that runs: softmax of S, which becomes P(i+1)
+ * and take turns at issuing products, so that one's softmax runs beside the other's products.  Probabilities stay in registers.
+ *
+ * Tiles are copied whole: a tile may hold rows of the sequence behind its own.  Their scores are masked and their probabilities exactly 0,
+ * so they count for nothing as long as they are finite numbers.  This file is compiled for sm_90a alone (CMakeLists.txt). */
+#include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+#include <cmath>
+
+enum {
+    KEYS = 128, STAGES = 2, GROUP = 128, THREADS = 3 * GROUP,
+    PANEL = 128 * 128,                 /* bytes of 128 rows of 64 columns */
+    ORDER = 1                          /* named barriers ORDER, ORDER + 1: a group's turn */
+};
+
+template <int D>
+struct layout {                        /* of shared memory */
+    static constexpr uint32_t tile = D / 64 * PANEL, q = 0, k = tile, v = k + STAGES * tile, o = v + STAGES * tile, bars = o + tile;
+    static constexpr uint32_t bytes = bars + 256;
+};
+
+enum bars { Q_FULL, Q_FREE, K_FULL, K_FREE = K_FULL + STAGES, V_FULL = K_FREE + STAGES, V_FREE = V_FULL + STAGES, BARS = V_FREE + STAGES };
+
+struct maps {
+    CUtensorMap q, ck, cv, bk, bv;
+};
+
+struct work {
+    struct attn_tile t;
+    int head, n_context, n;            /* key tiles: of the context, and all */
+};
+
+__device__ static inline struct work work_of(const struct attn_args &a, const struct attn_tile *tiles, int i)
+{
+    struct work w;
+
+    w.t = tiles[i / a.nh];
+    w.head = i % a.nh;
+    w.n_context = (w.t.khi - w.t.klo + KEYS - 1) / KEYS;
+    w.n = w.n_context + (a.B ? (w.t.nq + KEYS - 1) / KEYS : 0);
+    return w;
+}
+
+/* ---- the copying thread ------------------------------------------------------------------------------------------ */
+
+template <int D>
+__device__ static inline void load(smem_t dst, const CUtensorMap *map, int col, int row, smem_t bar)
+{
+    bar_expect(bar, layout<D>::tile);
+#pragma unroll
+    for (int p = 0; p < D / 64; p++)
+        tensor_load(dst + p * PANEL, map, col + p * 64, row, bar);
+}
+
+template <int D>
+__device__ static inline void produce(const struct attn_args &a, const struct maps &m, const struct attn_tile *tiles, int n_work,
+                                      smem_t smem, smem_t bars)
+{
+    uint32_t at = 0, round = 0;        /* key tiles, and tiles, so far */
+
+    for (int i = blockIdx.x; i < n_work; i += gridDim.x, round++) {
+        const struct work w = work_of(a, tiles, i);
+        const int kh = w.head / (a.nh / a.kv) * D;
+
+        bar_wait(bars + Q_FREE * 8, ~round & 1);
+        load<D>(smem + layout<D>::q, &m.q, w.head * D, w.t.q0, bars + Q_FULL * 8);
+        for (int j = 0; j < w.n; j++, at++) {
+            const bool own = j >= w.n_context;
+            const int row = own ? w.t.q0 + (j - w.n_context) * KEYS : w.t.k0 + w.t.klo + j * KEYS;
+            const uint32_t s = at % STAGES, parity = ~(at / STAGES) & 1;
+
+            bar_wait(bars + (K_FREE + s) * 8, parity);
+            load<D>(smem + layout<D>::k + s * layout<D>::tile, own ? &m.bk : &m.ck, kh, row, bars + (K_FULL + s) * 8);
+            bar_wait(bars + (V_FREE + s) * 8, parity);
+            load<D>(smem + layout<D>::v + s * layout<D>::tile, own ? &m.bv : &m.cv, kh, row, bars + (V_FULL + s) * 8);
+        }
+    }
+}
+
+/* ---- the computing groups ---------------------------------------------------------------------------------------- */
+
+struct rows {                          /* a lane's two rows */
+    float max[2], sum[2], shrink[2];
+};
+
+/* Starts S = Q K^T for the group's 64 rows. */
+template <int D>
+__device__ static inline void start_scores(float (&s)[KEYS / 8][4], smem_t q, smem_t k)
+{
+    wgmma_pin(s);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < D / 16; c++) {
+        const uint32_t off = c / 4 * PANEL + c % 4 * 32;
+
+        wgmma_ss(s, desc_of(q + off, 16), desc_of(k + off, 16), c > 0);
+    }
+    wgmma_commit();
+}
+
+/* Starts O += P V. */
+template <int D>
+__device__ static inline void start_values(float (&o)[D / 8][4], uint32_t (&p)[KEYS / 16][4], smem_t v)
+{
+    wgmma_pin(o);
+    wgmma_pin(p);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < KEYS / 16; c++)
+        wgmma_rs(o, p[c], desc_of(v + c * 16 * 128, PANEL));
+    wgmma_commit();
+}
+
+/* Scores become probabilities; r->shrink is what the output so far must be multiplied with. */
+__device__ static inline void softmax(float (&s)[KEYS / 8][4], float scale, struct rows *r)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = r->max[h], base, part = 0.0f;
+
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+            top = fmaxf(top, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        base = top == -INFINITY ? 0.0f : top * scale;
+        r->shrink[h] = exp2_fast(r->max[h] * scale - base);
+        r->max[h] = top;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            s[n][2 * h] = exp2_fast(s[n][2 * h] * scale - base);
+            s[n][2 * h + 1] = exp2_fast(s[n][2 * h + 1] * scale - base);
+            part += s[n][2 * h] + s[n][2 * h + 1];
+        }
+        r->sum[h] = r->sum[h] * r->shrink[h] + part;
+    }
+}
+
+__device__ static inline void pack(uint32_t (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; n++)
+        frag_c(p[n], s[2 * n], s[2 * n + 1]);
+}
+
+/* Masks key tile j where a row of the warp does not see all of it. */
+__device__ static inline void mask(const struct attn_args &a, const struct work &w, int j, int first, int lane, struct bounds *see,
+                                   float (&s)[KEYS / 8][4])
+{
+    const int own = j >= w.n_context, key = own ? (j - w.n_context) * KEYS : w.t.klo + j * KEYS;
+
+    if (j == 0 || j == w.n_context)
+        bounds_of<16>(a, w.t, own, first, see);
+    if (key < see->mask_lo || key + KEYS > see->mask_hi)
+        mask_scores<KEYS, 1>(a, w.t, own, first, key, lane, &s);
+}
+
+/* Normalises the warp's 16 rows and writes them, through its own piece of shared memory so that stores are whole lines. */
+template <int D>
+__device__ static inline void finish(const struct attn_args &a, const struct work &w, int warp_row, int lane, unsigned char *stage,
+                                     const float (&o)[D / 8][4], const struct rows &r)
+{
+    constexpr int CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS;
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = lane / 4 + h * 8, q = warp_row + row;
+        float l = r.sum[h], inv;
+
+        l += __shfl_xor_sync(0xffffffffu, l, 1);
+        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        inv = l > 0.0f ? 1.0f / l : 0.0f;
+        if (a.lse && (lane & 3) == 0 && q < w.t.nq)
+            a.lse[(size_t)(w.t.q0 + q) * a.nh + w.head] = l > 0.0f ? r.max[h] * a.scale + logf(l) : 0.0f;
+#pragma unroll
+        for (int d = 0; d < D / 8; d++)
+            *(uint32_t *)(stage + tile_at<D>(row, d) + (lane & 3) * 4) = bf_pack(o[d][2 * h] * inv, o[d][2 * h + 1] * inv);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i += AT_ONCE) {
+        int row = i + lane / CHUNKS, c = lane % CHUNKS;
+
+        if (warp_row + row < w.t.nq)
+            *(uint4 *)(a.o + (size_t)(w.t.q0 + warp_row + row) * a.ldo + w.head * D + c * 8) = *(const uint4 *)(stage + tile_at<D>(row, c));
+    }
+    __syncwarp();
+}
+
+template <int D>
+__device__ static inline void consume(const struct attn_args &a, const struct attn_tile *tiles, int n_work, unsigned char *base, smem_t smem,
+                                      smem_t bars)
+{
+    const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = (threadIdx.x - GROUP) / 32 * 16;
+    const int first = warp_row + lane / 4;
+    const smem_t q = smem + layout<D>::q + group * 64 * 128, k = smem + layout<D>::k, v = smem + layout<D>::v;
+    uint32_t at = 0, round = 0, p[KEYS / 16][4];
+    float o[D / 8][4], s[KEYS / 8][4];
+
+    if (group == 1)
+        named_arrive(ORDER, 2 * GROUP);                /* the first turn is group 0's */
+    for (int i = blockIdx.x; i < n_work; i += gridDim.x, round++, at++) {
+        const struct work w = work_of(a, tiles, i);
+        struct rows r = {{-INFINITY, -INFINITY}, {}, {}};
+        struct bounds see;
+
+#pragma unroll
+        for (int d = 0; d < D / 2; d++)
+            o[d / 4][d % 4] = 0.0f;
+        bar_wait(bars + Q_FULL * 8, round & 1);
+        bar_wait(bars + (K_FULL + at % STAGES) * 8, at / STAGES & 1);
+        start_scores<D>(s, q, k + at % STAGES * layout<D>::tile);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        if (lane == 0)
+            bar_arrive(bars + (K_FREE + at % STAGES) * 8);
+        mask(a, w, 0, first, lane, &see, s);
+        softmax(s, a.scale_log2, &r);
+        pack(p, s);
+        for (int j = 1; j < w.n; j++, at++) {
+            const uint32_t next = at + 1;
+
+            bar_wait(bars + (K_FULL + next % STAGES) * 8, next / STAGES & 1);
+            named_sync(ORDER + group, 2 * GROUP);
+            start_scores<D>(s, q, k + next % STAGES * layout<D>::tile);
+            bar_wait(bars + (V_FULL + at % STAGES) * 8, at / STAGES & 1);
+            start_values<D>(o, p, v + at % STAGES * layout<D>::tile);
+            named_arrive(ORDER + 1 - group, 2 * GROUP);
+            wgmma_wait<1>();
+            wgmma_pin(s);
+            if (lane == 0)
+                bar_arrive(bars + (K_FREE + next % STAGES) * 8);
+            mask(a, w, j, first, lane, &see, s);
+            softmax(s, a.scale_log2, &r);
+            wgmma_wait<0>();
+            wgmma_pin(o);
+            if (lane == 0)
+                bar_arrive(bars + (V_FREE + at % STAGES) * 8);
+            pack(p, s);
+#pragma unroll
+            for (int d = 0; d < D / 8; d++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    o[d][e] *= r.shrink[e / 2];
+        }
+        if (lane == 0)
+            bar_arrive(bars + Q_FREE * 8);
+        bar_wait(bars + (V_FULL + at % STAGES) * 8, at / STAGES & 1);
+        start_values<D>(o, p, v + at % STAGES * layout<D>::tile);
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        if (lane == 0)
+            bar_arrive(bars + (V_FREE + at % STAGES) * 8);
+        finish<D>(a, w, warp_row, lane, base + layout<D>::o + warp_row * D * 2, o, r);
+    }
+}
+
+template <int D>
+__global__ void __launch_bounds__(THREADS, 1) attn_sm90(const __grid_constant__ struct attn_args a, const __grid_constant__ struct maps m,
+                                                        const struct attn_tile *tiles, int n_work)
+{
+    MR_DYN_SMEM(base);
+    const smem_t smem = smem_of(base), bars = smem + layout<D>::bars;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < BARS; i++)                 /* filled by one thread, freed by one lane of each computing warp */
+            bar_init(bars + i * 8, i == Q_FULL || (i >= K_FULL && i < K_FREE) || (i >= V_FULL && i < V_FREE) ? 1 : 8);
+        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        tensor_prefetch(&m.q), tensor_prefetch(&m.ck), tensor_prefetch(&m.cv);
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP) {
+        registers_fewer<24>();
+        if (threadIdx.x == 0)
+            produce<D>(a, m, tiles, n_work, smem, bars);
+    } else {
+        registers_more<240>();
+        consume<D>(a, tiles, n_work, base, smem, bars);
+    }
+}
+
+/* ---- host -------------------------------------------------------------------------------------------------------- */
+
+typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                              CUtensorMapFloatOOBfill);
+
+/* Boxes of 128 rows and 64 columns of a (rows, cols; ld) tensor. */
+static int encode(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld)
+{
+    const cuuint64_t dim[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)ld * sizeof(bf16)};
+    const cuuint32_t box[2] = {64, 128}, step[2] = {1, 1};
+    CUresult r = ((encode_fn)c->encode_tiled)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)p, dim, stride, box, step,
+                                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+
+    return r == CUDA_SUCCESS ? 0 : -EINVAL;
+}
+
+/* Leaves c->encode_tiled NULL where these kernels do not run. */
+int mr_cuda_attn_sm90_init(struct mr_cuda *c)
+{
+    const cudaFuncAttribute max = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    cudaDriverEntryPointQueryResult found;
+    int major = 0, minor = 0;
+    void *fn = NULL;
+
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
+    if (major != 9 || minor != 0)
+        return 0;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    c->encode_tiled = fn;
+    mr_cuda_check(c, cudaFuncSetAttribute(attn_sm90<64>, max, (int)layout<64>::bytes), "attention set-up");
+    return mr_cuda_check(c, cudaFuncSetAttribute(attn_sm90<128>, max, (int)layout<128>::bytes), "attention set-up");
+}
+
+int mr_cuda_attn_sm90(struct mr_cuda *c, const struct attn_args *a, const struct attn_plan *p, int q_rows, int c_rows)
+{
+    const int n_work = p->n_tiles * a->nh, grid = n_work < c->sms ? n_work : c->sms, cols = a->kv * a->hd;
+    struct maps m;
+
+    if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || a->ldo % 8 || !mr_cuda_aligned16(a->o))
+        return -ENOTSUP;
+    if (encode(c, &m.q, a->q, q_rows, a->nh * a->hd, a->ldq) || encode(c, &m.ck, a->ck, c_rows, cols, a->ldc) ||
+        encode(c, &m.cv, a->cv, c_rows, cols, a->ldc))
+        return -ENOTSUP;
+    if (a->B && (encode(c, &m.bk, a->bk, q_rows, cols, a->ldb) || encode(c, &m.bv, a->bv, q_rows, cols, a->ldb)))
+        return -ENOTSUP;
+    if (a->hd == 64)
+        MR_LAUNCH(attn_sm90<64>, grid, THREADS, layout<64>::bytes, c->stream, *a, m, p->tile, n_work);
+    else
+        MR_LAUNCH(attn_sm90<128>, grid, THREADS, layout<128>::bytes, c->stream, *a, m, p->tile, n_work);
+    return mr_cuda_launched(c, "attention");
+}
