@@ -288,7 +288,7 @@ def main(argv):
     else:
         p = subprocess.run([os.path.join(e2e.BIN, "millrace-actor"), "devices"], capture_output=True, text=True, check=False)
         if p.returncode or not json.loads(p.stdout)["devices"]:
-            print(f"skipped: no GPU here: {p.stdout}")
+            print(f"skipped: no GPU here: {p.stdout.strip()}")
             return 77
     try:
         return CASES[argv[2]]() or 0
