@@ -39,8 +39,8 @@ void mr_synthetic_expect(const struct mr_plan *p, unsigned epoch, const struct m
 /* `env` (may be NULL): on a GPU, the weights are the keeper's (actors/weights.h), else private.  -1 with err not set: the run is over. */
 int mr_model_target_create(struct mr_target_engine *e, struct mr_env *env, const struct mr_topology *t, const struct mr_checked *c,
                            unsigned slot, struct mr_err *err);
-int mr_model_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot,
-                            struct mr_err *err);
+int mr_model_drafter_create(struct mr_drafter_engine *e, struct mr_env *env, const struct mr_topology *t, const struct mr_checked *c,
+                            unsigned slot, struct mr_err *err);
 
 /* ---- one-shot programs in the same binary ---------------------------------------------------------------------------------- */
 

@@ -205,6 +205,7 @@ static int build(struct mr_dflash *d, struct mr_err *err)
         return mr_err_set(err, MR_EXIT_ENV, "out of memory for the drafter");
     place_params(d);
     carve_all(d, &v);
+    d->bytes = v.at;
     d->work = d->k->op->alloc(d->k, v.at);
     if (!d->work)
         return mr_err_set(err, MR_EXIT_ENV,
@@ -265,6 +266,11 @@ void mr_dflash_destroy(struct mr_dflash *d)
     free(d);
 }
 
+size_t mr_dflash_bytes(const struct mr_dflash *d)
+{
+    return d->bytes;
+}
+
 int mr_dflash_set_param(struct mr_dflash *d, const float *param)
 {
     d->w = d->w_copy ? d->w_copy : (const void *)param;
@@ -306,6 +312,20 @@ static void plan_row(struct mr_dflash *d, int row, int k, int t, int end)
     }
 }
 
+/* Blocks of the chunk that begins with block `first`.  Where the context's gradients are kept in 16 bits, a chunk ends with a sequence if it
+ * can: what several chunks add to one sequence would be rounded at each of them. */
+static int chunk_from(const struct mr_dflash *d, int first)
+{
+    const int32_t *seq = d->b->seq + first;
+    int left = d->b->n_blocks - first, n = left < d->chunk_blocks ? left : d->chunk_blocks, whole = n;
+
+    if (!d->o.train || d->k->act_bytes == 4 || n == left)
+        return n;
+    while (whole > 0 && seq[whole - 1] == seq[whole])
+        whole--;
+    return whole > 0 ? whole : n;
+}
+
 static int plan_chunk(struct mr_dflash *d, int first)
 {
     const struct mr_k_ops *op = d->k->op;
@@ -313,7 +333,7 @@ static int plan_chunk(struct mr_dflash *d, int first)
     int B = d->c->block_size;
 
     d->first = first;
-    d->n = b->n_blocks - first < d->chunk_blocks ? b->n_blocks - first : d->chunk_blocks;
+    d->n = chunk_from(d, first);
     d->rows = d->n * B;
     d->n_sel = 0;
     for (int j = 0; j < d->n; j++) {
@@ -376,17 +396,23 @@ static int dpace_weights(struct mr_dflash *d)
     return op->h2d(d->k, d->weight, d->h.weight, bytes);
 }
 
-/* ce, argmax and, into dx2, the gradient of f; the host's copies are valid after the next sync. */
+/* ce, argmax and, into dx2, the gradient of f. */
 static int loss(struct mr_dflash *d, int want_dx)
 {
     const struct mr_k_ops *op = d->k->op;
 
     if (d->o.loss)
         DO(dpace_weights(d));
-    DO(op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce,
-              d->argmax, want_dx ? d->dx2 : NULL));
-    DO(op->d2h(d->k, d->h.ce, d->ce, (size_t)d->n_sel * sizeof(float)));
-    return op->d2h(d->k, d->h.argmax, d->argmax, (size_t)d->n_sel * sizeof(int32_t));
+    return op->ce(d->k, d->n_sel, d->c->hidden_size, d->frozen->vocab, d->f, d->frozen->head, d->label, d->weight, d->ce_scratch, d->ce,
+                  d->argmax, want_dx ? d->dx2 : NULL);
+}
+
+/* The host's copies of ce and argmax.  Last in a chunk: a copy to the host may wait for all that was issued before it. */
+static int fetch(struct mr_dflash *d)
+{
+    DO(d->k->op->d2h(d->k, d->h.ce, d->ce, (size_t)d->n_sel * sizeof(float)));
+    DO(d->k->op->d2h(d->k, d->h.argmax, d->argmax, (size_t)d->n_sel * sizeof(int32_t)));
+    return d->k->op->sync(d->k);     /* the host arrays are free again */
 }
 
 /* Accepted: correct slots in front of the first wrong one; unsupervised slots neither end the run nor count. */
@@ -441,7 +467,7 @@ int mr_dflash_accumulate(struct mr_dflash *d, const struct mr_dflash_batch *b, f
             DO(loss(d, 1));
             DO(mr_dflash_chunk_bwd(d, acc));
         }
-        DO(d->k->op->sync(d->k));        /* the host arrays are free again, and hold ce and argmax */
+        DO(fetch(d));
         score(d, r);
     }
     if (b->n_blocks)
@@ -477,7 +503,7 @@ int mr_dflash_forward(struct mr_dflash *d, const struct mr_dflash_batch *b, int3
             DO(mr_dflash_chunk_fwd(d));
             DO(loss(d, 0));
         }
-        DO(d->k->op->sync(d->k));
+        DO(fetch(d));
         score(d, r);
         hand_out(d, argmax, ce);
     }

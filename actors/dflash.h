@@ -3,7 +3,8 @@
  * A microbatch is sequences packed back to back, and blocks: block j stands at position pos[j] (the anchor) of sequence seq[j].  Keys of
  * a block row are the context rows strictly before the anchor and the block's own rows.  Context work (fc, and each layer's keys and
  * values) is done once a microbatch; block rows are computed in chunks of whole blocks, so memory does not grow with the number of
- * anchors, and the context's key and value gradients add up over the chunks.  Only supervised slots reach the head; behind the last
+ * anchors, and the context's key and value gradients add up over the chunks (with 16-bit activations a chunk is whole sequences, as long
+ * as one fits in: nothing is then added up in 16 bits).  Only supervised slots reach the head; behind the last
  * layer's attention nothing else is computed at all.
  * Embedding and head are the target's and frozen; the target's hidden states get no gradient.
  * The order of every sum is fixed by the microbatch alone: same inputs, same bits (on cuda: with k->deterministic).
@@ -56,6 +57,8 @@ struct mr_dflash;
 struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_config *c, const struct mr_dlayout *l,
                                    const struct mr_frozen *frozen, const struct mr_dflash_opts *o, struct mr_err *err);
 void mr_dflash_destroy(struct mr_dflash *d);
+/* Device memory that it holds. */
+size_t mr_dflash_bytes(const struct mr_dflash *d);
 
 /* The parameters (P) f32, device memory, of the calls that follow.  A backend with f32 activations reads them where they are; others
  * make their working copy here, so call it again after `param` has changed. */

@@ -48,6 +48,7 @@ struct mr_dflash {
     uint64_t hidden_norm, norm;
 
     void *work;                  /* the one allocation of device memory */
+    size_t bytes;                /* of it */
     const void *w;               /* parameters as act, (P) */
     void *w_copy;                /* (P) where act is not f32 */
     struct dlayer *layer;        /* [L] (forward only: all the same memory) */

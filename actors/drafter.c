@@ -8,38 +8,19 @@
  */
 #include "actors/drafter_pvt.h"
 
-#include <errno.h>
+#include <unistd.h>
 
 #include "actors/actors.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "ipc/step.h"
 
-static int map_state(struct mr_drafter *d, struct mr_err *err)
-{
-    struct mr_env *e = d->env;
-    uint64_t P = e->hdr->param_count;
-    int arena = mr_arena_of_drafter(e->seg, e->rank);
-    void *base = arena < 0 ? NULL : mr_arena_base(&e->map, e->seg, (unsigned)arena, 0, err);
-
-    if (!base)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: the segment has no state arena for this drafter", e->me->name);
-    if (e->checked->layout.P != P)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: the drafter of this topology has %llu parameters, the running segment is for %llu",
-                          e->me->name, (unsigned long long)e->checked->layout.P, (unsigned long long)P);
-    d->v = mr_drafter_view_at(base, P);
-    return 0;
-}
-
+/* The engine first: mapping the state needs its device.  As mr_drafter_map. */
 static int open_drafter(struct mr_drafter *d, struct mr_err *err)
 {
-    struct mr_env *e = d->env;
-
-    if (map_state(d, err))
+    if (mr_drafter_engine_open(&d->eng, d->env, err) || mr_drafter_map(d, err))
         return -1;
-    if (mr_drafter_engine_create(&d->eng, e->topo, e->checked, e->slot, err))
-        return -1;
-    if (mr_reduce_create(&d->reduce, e, &d->v, &d->eng, err))
+    if (mr_reduce_create(&d->reduce, d->env, &d->v, &d->eng, err))
         return -1;
     return mr_drafter_init_state(d, err);
 }
@@ -114,13 +95,15 @@ int mr_actor_drafter(struct mr_env *e)
     int rc;
 
     if (open_drafter(&d, &err)) {
-        rc = mr_env_fail(e, &err);
+        rc = err.code ? mr_env_fail(e, &err) : MR_EXIT_OK;
     } else {
         mr_env_running(e);
         rc = join(&d);
         while (rc == MR_GO_ON)
             rc = turn(&d);
     }
+    if (rc == MR_EXIT_CUDA)
+        _exit(rc);                                   /* a sticky error: every further call could only fail, or hang */
     if (mr_drafter_ckpt_join(&d) != MR_GO_ON && rc == MR_EXIT_OK)
         rc = MR_EXIT_FAILED;
     close_drafter(&d);

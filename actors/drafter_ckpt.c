@@ -1,7 +1,7 @@
-/* Checkpoints: copying state[N mod 2] out in the background, and making the state at the start of a run.
+/* Checkpoints: copying state[N mod 2] out in the background.
  *
  * The state after step N-1 is read-only until step N+1 is applied, and that apply waits for the copier (mr_ckpt_blocks_apply).  So a thread
- * of one drafter copies from the arena while all drafters go on.  At most one copier exists in the run: the checkpoint word names it.
+ * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own.  At most one copier exists in the run: the checkpoint word names it.
  *
  *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json}   each file fsynced
  *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`
@@ -25,6 +25,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "data/safetensors.h"
 #include "ipc/atomic.h"
 #include "ipc/step.h"
 
@@ -164,6 +165,7 @@ static int write_files(const struct mr_drafter *d, unsigned step, const char *di
 {
     static const char *const name[] = {"config.json", "model.safetensors", "trainer.safetensors", "state.json"};
     const struct mr_checked *c = d->env->checked;
+    const struct mr_st_source device = {d->eng.read, d->eng.self}, *from = d->eng.read ? &device : NULL;
     unsigned k = step & 1;
     char path[4][FILE_MAX];
 
@@ -171,10 +173,10 @@ static int write_files(const struct mr_drafter *d, unsigned step, const char *di
         snprintf(path[i], sizeof(path[i]), "%s/%s", dir, name[i]);
     if (mr_drafter_config_save(&c->drafter, path[0], err))
         return -1;
-    if (mr_drafter_weights_save(&c->layout, d->v.param[k], path[1], err))
+    if (mr_drafter_weights_save(&c->layout, d->v.param[k], from, path[1], err))
         return -1;
     MR_POINT("ckpt.model.written");
-    if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, path[2], err))
+    if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, from, path[2], err))
         return -1;
     MR_POINT("ckpt.trainer.written");
     if (write_state(d, step, path[3], err))
@@ -286,62 +288,4 @@ int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word)
     if (!step || mr_ckpt_claim(d->env->seg, step, d->env->slot, d->env->inc))
         return rc;
     return start_copy(d, step);
-}
-
-/* ---- the state a run starts from -------------------------------------------------------------------------------------------- */
-
-static int load_resumed(struct mr_drafter *d, unsigned first, struct mr_err *err)
-{
-    char path[FILE_MAX];
-    unsigned k = first & 1;
-    uint64_t step = 0;
-
-    snprintf(path, sizeof(path), "%s/checkpoints/step-%u/trainer.safetensors", d->env->topo->run.dir, first);
-    if (mr_trainer_load(&d->env->checked->layout, d->v.param[k], d->v.m[k], d->v.v[k], &step, path, err))
-        return -1;
-    if (step != first)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: it says step %llu, but the run resumes at step %u; the directory was renamed or mixed up",
-                          path, (unsigned long long)step, first);
-    return 0;
-}
-
-static int make_state(struct mr_drafter *d, struct mr_err *err)
-{
-    static const char from[] = "checkpoint:";
-    const struct mr_env *e = d->env;
-    const char *init = e->topo->drafter.init;
-    char path[FILE_MAX];
-
-    if (e->hdr->first_step)
-        return load_resumed(d, e->hdr->first_step, err);
-    if (e->checked->synthetic)
-        return 0;                                /* zeros: the final parameters then are what was added */
-    if (!strncmp(init, from, sizeof(from) - 1)) {
-        snprintf(path, sizeof(path), "%s/model.safetensors", init + sizeof(from) - 1);
-        return mr_drafter_weights_load(&e->checked->layout, d->v.param[0], path, err);
-    }
-    mr_drafter_init(&e->checked->layout, d->v.param[0], e->topo->run.seed, e->topo->drafter.init_std);
-    return 0;
-}
-
-/* Any incarnation may find the state half made by a dead one: it is a pure function of the topology, so it is made again. */
-int mr_drafter_init_state(struct mr_drafter *d, struct mr_err *err)
-{
-    struct mr_drafter_arena *h = d->v.hdr;
-
-    if (mr_ld(&h->initialised)) {
-        if (h->magic == MR_DRAFTER_MAGIC && h->param_count == d->v.P)
-            return 0;
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: its state arena holds something else (magic %llx, %llu parameters; wanted %llx, %llu)",
-                          d->env->me->name, (unsigned long long)h->magic, (unsigned long long)h->param_count,
-                          (unsigned long long)MR_DRAFTER_MAGIC, (unsigned long long)d->v.P);
-    }
-    if (make_state(d, err))
-        return -1;
-    MR_POINT("drafter.state.made");
-    h->magic = MR_DRAFTER_MAGIC;
-    h->param_count = d->v.P;
-    mr_st(&h->initialised, 1);
-    MR_POINT("drafter.state.initialised");
-    return 0;
 }

@@ -73,7 +73,6 @@ static int draft(struct mr_drafter *d, unsigned step, unsigned place, unsigned i
 
     if (!mr_arena_current(e->seg, idx))
         return give_back(d, step, place, idx, word);
-    d->holds = 1;
     rc = accumulate(d, step, idx, &b, &st);
     if (rc != MR_GO_ON)
         return rc;
@@ -99,22 +98,73 @@ static int plan_is_sealed(const struct mr_drafter *d, unsigned step)
     return mr_ld(&mr_plan_at(d->env->seg, epoch).hdr->epoch) == epoch + 1u;
 }
 
-static int claim(struct mr_drafter *d, unsigned step, unsigned *place, uint64_t *word)
+/* A place of the step, then an item for it.  0, -EAGAIN or -ENOENT. */
+static int claim(struct mr_drafter *d, unsigned step, struct mr_held *h)
 {
     struct mr_env *e = d->env;
+    int rc;
 
     if (e->hdr->deterministic)
-        return mr_place_claim_det(e->seg, step, e->rank, e->slot, e->inc, place, word);
-    return mr_place_claim(e->seg, step, e->slot, e->inc, &d->rr, place, word);
+        rc = mr_place_claim_det(e->seg, step, e->rank, e->slot, e->inc, &h->place, &h->word);
+    else
+        rc = mr_place_claim(e->seg, step, e->slot, e->inc, &d->rr, &h->place, &h->word);
+    if (rc < 0)
+        return rc;
+    MR_POINT("drafter.item.claimed");
+    h->idx = (unsigned)rc;
+    h->valid = 1;
+    d->holds = 1;
+    mr_env_claimed(e);
+    return 0;
+}
+
+/* Begins to pull the hidden states of a claimed microbatch here, if they are on another GPU.  1 = they are, 0, or -1 with err.  Stale ones
+ * are left to draft(). */
+static int pull(struct mr_drafter *d, const struct mr_held *h, struct mr_err *err)
+{
+    struct mr_env *e = d->env;
+    const struct mr_item *it = &e->seg->items[h->idx];
+    char *slab;
+
+    if (!d->eng.prefetch || !mr_arena_current(e->seg, h->idx) ||
+        e->seg->arenas[it->arena].device == e->topo->actor[e->slot].device_index)
+        return 0;
+    slab = mr_arena_base(&e->map, e->seg, it->arena, it->generation, err);
+    if (!slab)
+        return mr_arena_current(e->seg, h->idx) ? -1 : 0;
+    return d->eng.prefetch(d->eng.self, slab + it->offset, (int)it->n_tokens, err) ? -1 : 1;
+}
+
+/* The microbatch to work on, its hidden states on their way; and, if those are pulled, also the next one, so that its copy runs beside this
+ * one's computation.  As claim(); or an exit code in *rc. */
+static int take(struct mr_drafter *d, unsigned step, struct mr_held *h, int *rc)
+{
+    struct mr_err err = {0};
+    int got = 0, pulled = 1;
+
+    *rc = MR_GO_ON;
+    *h = d->next;
+    d->next.valid = 0;
+    if (!h->valid) {
+        got = claim(d, step, h);
+        pulled = got ? 0 : pull(d, h, &err);
+    }
+    if (pulled > 0 && !claim(d, step, &d->next)) {
+        MR_POINT("drafter.next.claimed");
+        pulled = pull(d, &d->next, &err);
+    }
+    if (pulled < 0)
+        *rc = mr_env_fail(d->env, &err);
+    return got;
 }
 
 int mr_drafter_collect(struct mr_drafter *d, uint64_t word, uint32_t seq)
 {
     struct mr_env *e = d->env;
-    unsigned step = mr_sw_step(word), place;
+    unsigned step = mr_sw_step(word);
     enum mr_wait_reason why = MR_WAIT_REPAIR;
-    uint64_t item;
-    int rc;
+    struct mr_held h;
+    int got, rc;
 
     if (!mr_step_places(e->seg, step)) {
         mr_env_wait(e, seq, MR_WAIT_END);
@@ -124,17 +174,14 @@ int mr_drafter_collect(struct mr_drafter *d, uint64_t word, uint32_t seq)
         mr_env_wait(e, seq, MR_WAIT_EPOCH);
         return MR_GO_ON;
     }
-    rc = claim(d, step, &place, &item);
-    if (rc >= 0) {
-        MR_POINT("drafter.item.claimed");
-        mr_env_claimed(e);
-        return draft(d, step, place, (unsigned)rc, item);
-    }
+    got = take(d, step, &h, &rc);
+    if (got == 0 || rc != MR_GO_ON)
+        return rc != MR_GO_ON ? rc : draft(d, step, h.place, h.idx, h.word);
     if (mr_sw_phase(word) == MR_COLLECT && mr_step_try_reduce(e->seg, word, &why) != -EAGAIN) {
         MR_POINT("drafter.reduce.entered");
         return MR_GO_ON;
     }
-    mr_env_wait(e, seq, rc == -EAGAIN ? MR_WAIT_READY : why);
+    mr_env_wait(e, seq, got == -EAGAIN ? MR_WAIT_READY : why);
     return MR_GO_ON;
 }
 
@@ -151,8 +198,10 @@ int mr_drafter_reduce(struct mr_drafter *d, uint64_t word, uint32_t seq)
         return MR_GO_ON;
     }
     rc = d->reduce.sum(&d->reduce, word, &err);
-    if (rc == -ESTALE)
+    if (rc == -ESTALE) {
+        mr_env_wait(e, seq, MR_WAIT_PEER);
         return MR_GO_ON;
+    }
     if (rc)
         return mr_env_fail(e, &err);
     MR_POINT("drafter.sum.done");
@@ -179,7 +228,7 @@ int mr_drafter_zero(struct mr_drafter *d)
     d->v.hdr->acc_step = 0;
     if (rc)
         mr_error("zeroing the accumulator failed (%d)", rc);
-    return rc ? MR_EXIT_FAILED : MR_GO_ON;
+    return rc ? d->eng.failure : MR_GO_ON;
 }
 
 /* Own items of the committed step; those of a dead incarnation were freed by recovery. */

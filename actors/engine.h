@@ -41,8 +41,10 @@ struct mr_draft_stats {              /* goes into the place record */
     uint32_t draft_tokens;           /* block rows computed */
 };
 
+/* The vectors of a state are "device memory": host memory on the cpu, and then the functions that say so are NULL. */
 struct mr_drafter_engine {
     void *self;
+    int failure;                 /* exit code of a failed call that sets no err: MR_EXIT_CUDA on a GPU */
     /* acc (P) += numerator gradients of `b` at parameters `param` (P); host-confirmed on return (edge E2).  Never writes param or slab. */
     int (*accumulate)(void *self, const struct mr_batch *b, const void *slab, const float *param, float *acc, struct mr_draft_stats *st,
                       struct mr_err *err);
@@ -52,6 +54,14 @@ struct mr_drafter_engine {
      * `step` of `steps_total`.  *norm gets the gradient norm before clipping.  Host-confirmed on return (edge E4). */
     int (*apply)(void *self, const struct mr_drafter_view *v, unsigned step, unsigned steps_total, double weight, double *norm, struct mr_err *err);
     int (*zero)(void *self, float *acc);
+    /* GPUs: dst (n, device) = host memory; complete on return. */
+    int (*put)(void *self, float *dst, const float *host, size_t n);
+    /* GPUs: a host view of `bytes` of device memory, at most MR_ST_BLOCK, valid until the next call; NULL on failure.  For the checkpoint
+     * copier: from a thread of its own, on a stream of its own, while the others of these calls run. */
+    const void *(*read)(void *self, const void *src, size_t bytes);
+    /* Where hidden states lie on other GPUs: begins to copy the slab of a claimed microbatch to this device, into the staging place that is
+     * not in use; at most one prefetched slab beside the one in work.  The accumulate that names this slab takes it from there. */
+    int (*prefetch)(void *self, const void *slab, int n_tokens, struct mr_err *err);
     void (*destroy)(void *self);
 };
 
@@ -60,5 +70,7 @@ int mr_target_engine_create(struct mr_target_engine *e, const struct mr_topology
 /* The same for an actor: weights on a GPU are its keeper's.  -1 with err not set: the run is over. */
 int mr_target_engine_open(struct mr_target_engine *e, struct mr_env *env, struct mr_err *err);
 int mr_drafter_engine_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot, struct mr_err *err);
+/* The same for an actor: embedding and head on a GPU are its keeper's.  -1 with err not set: the run is over. */
+int mr_drafter_engine_open(struct mr_drafter_engine *e, struct mr_env *env, struct mr_err *err);
 
 #endif

@@ -1,8 +1,9 @@
 /* The drafter engine that computes: a model over a kernel table, as the actor sees it (actors/engine.h).
  *
- * A drafter engine is a DFlash object, the target's frozen embedding and head, and the optimizer; it
- * keeps no training state: parameters, moments and gradients are the caller's (they live in an arena that outlives the actor), so every
- * call is a pure function of its arguments and a new incarnation goes on where the dead one stopped.
+ * A drafter engine is a DFlash object, the target's frozen embedding and head, and the optimizer; it keeps no training state: parameters,
+ * moments and gradients are the caller's (they live in an arena that outlives the actor), so every call is a pure function of its arguments
+ * and a new incarnation goes on where the dead one stopped.  On a GPU it computes with working weights in bf16, made from the parameters at
+ * the first microbatch of an incarnation and of every step.
  * The anchors of a sample are a pure function of (seed, epoch, sample id): whoever drafts it, and however often, draws the same blocks.
  */
 #include <math.h>
@@ -13,9 +14,8 @@
 #include "actors/backend.h"
 #include "actors/dflash.h"
 #include "actors/target_model.h"
-
-/* Block rows computed at a time: enough for the products to run at full speed, few enough to stay in the second-level cache. */
-enum { CPU_CHUNK_ROWS = 512, CUDA_CHUNK_ROWS = 8192 };
+#include "data/drafter_memory.h"
+#include "data/safetensors.h"
 
 static int failed(struct mr_err *err, const char *what, const struct mr_k *k, int rc)
 {
@@ -30,10 +30,19 @@ struct drafter {
     const struct mr_topology *t;
     const struct mr_checked *c;
     struct mr_frozen frozen;
+    struct mr_tlayout lent;      /* layout of the keeper's weights */
     struct mr_dflash *d;
-    int max_blocks;
+    int on_gpu, max_blocks, columns;
     int32_t *seq, *pos;          /* (max_blocks) anchors of the microbatch */
     uint64_t P;
+    const float *current;        /* parameters that the working weights are made of; NULL: none, or they have changed */
+    struct mr_k_reader *reader;  /* made at the first checkpoint, by the copier */
+    struct {                     /* hidden states from other GPUs: two places, filled in turn */
+        struct mr_k_pull *pull;
+        void *buf[2];
+        const void *src[2];      /* slab that lies there and was not used yet */
+        unsigned next;
+    } stage;
 };
 
 /* Draws the anchors of all samples.  Returns their number. */
@@ -54,17 +63,45 @@ static int draw(struct drafter *x, const struct mr_batch *b)
     return n;
 }
 
+/* Where to read a slab: in place, or from the staging place that it was prefetched into.  The newest first: an older one of the same address is
+ * of a microbatch that was given back. */
+static int locate(struct drafter *x, const void *slab, const void **features)
+{
+    *features = slab;
+    for (unsigned i = 1; x->stage.pull && i <= 2; i++) {
+        unsigned p = (x->stage.next + i) % 2;
+
+        if (x->stage.src[p] != slab)
+            continue;
+        *features = x->stage.buf[p];
+        x->stage.src[p] = NULL;
+        return mr_k_cuda_pull_use(x->k, x->stage.pull, (int)p);
+    }
+    return 0;
+}
+
+static int use_param(struct drafter *x, const float *param)
+{
+    int rc = x->current == param ? 0 : mr_dflash_set_param(x->d, param);
+
+    if (!rc)
+        x->current = param;
+    return rc;
+}
+
 static int drafter_accumulate(void *self, const struct mr_batch *b, const void *slab, const float *param, float *acc,
                               struct mr_draft_stats *st, struct mr_err *err)
 {
     struct drafter *x = self;
-    struct mr_dflash_batch d = {.n_seqs = b->n_seqs, .n_tokens = b->n_tokens, .ids = b->ids, .cu = b->cu, .mask = b->mask, .features = slab,
+    struct mr_dflash_batch d = {.n_seqs = b->n_seqs, .n_tokens = b->n_tokens, .ids = b->ids, .cu = b->cu, .mask = b->mask,
                                 .seq = x->seq, .pos = x->pos};
     struct mr_dflash_result r;
     int rc;
 
     d.n_blocks = draw(x, b);
-    rc = mr_dflash_set_param(x->d, param);
+    rc = use_param(x, param);
+    if (!rc)
+        rc = locate(x, slab, &d.features);
     if (!rc)
         rc = mr_dflash_accumulate(x->d, &d, acc, &r);
     if (rc)
@@ -125,6 +162,7 @@ static int drafter_apply(void *self, const struct mr_drafter_view *v, unsigned s
     int rc;
 
     *norm = 0.0;
+    x->current = NULL;           /* the next state is written where the last but one was */
     if (weight <= 0) {
         rc = carry_over(x, v, (int)(step % 2));
         return rc ? failed(err, "optimizer step", x->k, rc) : 0;
@@ -145,12 +183,56 @@ static int drafter_apply(void *self, const struct mr_drafter_view *v, unsigned s
     return rc ? failed(err, "optimizer step", x->k, rc) : 0;
 }
 
+/* ---- GPU --------------------------------------------------------------------------------------------------------------------------- */
+
+static int drafter_put(void *self, float *dst, const float *host, size_t n)
+{
+    struct drafter *x = self;
+    int rc = x->k->op->h2d(x->k, dst, host, n * sizeof *dst);
+
+    x->current = NULL;
+    return rc ? rc : x->k->op->sync(x->k);
+}
+
+static const void *drafter_read(void *self, const void *src, size_t bytes)
+{
+    struct drafter *x = self;
+
+    if (!x->reader)
+        x->reader = mr_k_cuda_reader_create(x->k, MR_ST_BLOCK);
+    return x->reader ? mr_k_cuda_reader_read(x->reader, src, bytes) : NULL;
+}
+
+static int drafter_prefetch(void *self, const void *slab, int n_tokens, struct mr_err *err)
+{
+    struct drafter *x = self;
+    unsigned p = x->stage.next;
+    size_t bytes = (size_t)n_tokens * (size_t)x->columns * (size_t)x->k->act_bytes;
+    int rc = mr_k_cuda_pull_begin(x->k, x->stage.pull, (int)p, x->stage.buf[p], slab, bytes);
+
+    if (rc)
+        return failed(err, "pulling hidden states", x->k, rc);
+    x->stage.src[p] = slab;
+    x->stage.next = 1 - p;
+    return 0;
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------------------------- */
+
 static void drafter_destroy(void *self)
 {
     struct drafter *x = self;
 
     mr_dflash_destroy(x->d);
     mr_frozen_release(&x->frozen);
+    mr_tlayout_free(&x->lent);
+    if (x->stage.pull)
+        mr_k_cuda_pull_destroy(x->k, x->stage.pull);
+    for (int i = 0; i < 2 && x->k; i++)
+        if (x->stage.buf[i])
+            x->k->op->release(x->k, x->stage.buf[i]);
+    if (x->reader)
+        mr_k_cuda_reader_destroy(x->reader);
     mr_backend_close(x->k);
     free(x->seq);
     free(x->pos);
@@ -170,29 +252,63 @@ static int load_frozen(struct drafter *x, struct mr_err *err)
     return rc;
 }
 
-static int drafter_open(struct drafter *x, const struct mr_topo_actor *a, struct mr_err *err)
+/* Embedding and head in the keeper's block of weights.  -1 with err not set: the run is over. */
+static int lend_frozen(struct drafter *x, struct mr_env *env, struct mr_err *err)
+{
+    void *base;
+
+    if (mr_check_weights(x->c, env->topo, (int)env->topo->actor[env->slot].device_index, x->k->act_bytes, &x->lent))
+        return mr_err_set(err, MR_EXIT_ENV, "out of memory");
+    if (mr_weights_map(env, x->k, &x->lent, &base, err))
+        return -1;
+    mr_frozen_lend(&x->frozen, x->k, &x->c->target, &x->lent, base);
+    return 0;
+}
+
+static int open_stage(struct drafter *x, struct mr_err *err)
+{
+    size_t bytes = (size_t)x->t->data.token_budget * (size_t)x->columns * (size_t)x->k->act_bytes;
+
+    x->stage.pull = mr_k_cuda_pull_create(x->k);
+    for (int i = 0; i < 2; i++)
+        x->stage.buf[i] = x->k->op->alloc(x->k, bytes);
+    if (!x->stage.pull || !x->stage.buf[0] || !x->stage.buf[1])
+        return mr_err_set(err, MR_EXIT_ENV, "out of device memory for two staging places of %zu bytes", bytes);
+    return 0;
+}
+
+static int drafter_open(struct drafter *x, struct mr_env *env, unsigned slot, struct mr_err *err)
 {
     const struct mr_topology *t = x->t;
-    struct mr_dflash_opts o = {.max_tokens = t->data.token_budget, .max_seqs = x->c->plan_opts.max_seqs, .gamma = t->train.loss_decay,
-                               .loss = t->train.loss, .train = 1, .rows = MR_DFLASH_LABELLED};
-    long blocks = (long)o.max_seqs * t->drafter.anchors;
+    const struct mr_topo_actor *a = &t->actor[slot];
+    struct mr_dflash_opts o = {.gamma = t->train.loss_decay, .loss = t->train.loss, .train = 1, .rows = MR_DFLASH_LABELLED};
+    struct mr_drafter_chunk chunk;
 
-    /* A sample of n tokens has at most n - 1 anchors. */
-    x->max_blocks = o.max_blocks = blocks < o.max_tokens ? (int)blocks : o.max_tokens;
+    x->k = mr_backend_open(a->device, a->threads, t->train.deterministic, err);
+    if (!x->k)
+        return -1;
+    x->on_gpu = strcmp(x->k->op->name, "cpu") != 0;
+    x->columns = x->c->drafter.K * x->c->drafter.target_hidden;
+    chunk = mr_drafter_chunk_of(t, x->c->drafter.block_size, x->c->plan_opts.max_seqs, x->k->act_bytes);
+    x->max_blocks = chunk.max_blocks;
     x->seq = malloc((size_t)x->max_blocks * sizeof *x->seq);
     x->pos = malloc((size_t)x->max_blocks * sizeof *x->pos);
     if (!x->seq || !x->pos)
         return mr_err_set(err, MR_EXIT_ENV, "out of memory");
-    x->k = mr_backend_open(a->device, a->threads, t->train.deterministic, err);
-    if (!x->k || load_frozen(x, err))
+    if (x->on_gpu && env ? lend_frozen(x, env, err) : load_frozen(x, err))
         return -1;
-    o.chunk_rows = x->k->act_bytes == 4 ? CPU_CHUNK_ROWS : CUDA_CHUNK_ROWS;
+    if (mr_check_pulls(t, (int)a->device_index) && x->on_gpu && open_stage(x, err))
+        return -1;
+    o.max_tokens = chunk.max_tokens;
+    o.max_seqs = chunk.max_seqs;
+    o.max_blocks = chunk.max_blocks;
+    o.chunk_rows = chunk.rows;
     x->d = mr_dflash_create(x->k, &x->c->drafter, &x->c->layout, &x->frozen, &o, err);
     return x->d ? 0 : -1;
 }
 
-int mr_model_drafter_create(struct mr_drafter_engine *e, const struct mr_topology *t, const struct mr_checked *c, unsigned slot,
-                            struct mr_err *err)
+int mr_model_drafter_create(struct mr_drafter_engine *e, struct mr_env *env, const struct mr_topology *t, const struct mr_checked *c,
+                            unsigned slot, struct mr_err *err)
 {
     struct drafter *x = calloc(1, sizeof *x);
 
@@ -201,11 +317,17 @@ int mr_model_drafter_create(struct mr_drafter_engine *e, const struct mr_topolog
     x->t = t;
     x->c = c;
     x->P = c->layout.P;
-    if (drafter_open(x, &t->actor[slot], err)) {
+    if (drafter_open(x, env, slot, err)) {
         drafter_destroy(x);
         return -1;
     }
     *e = (struct mr_drafter_engine){.self = x, .accumulate = drafter_accumulate, .sum = drafter_sum, .apply = drafter_apply,
-                                    .zero = drafter_zero, .destroy = drafter_destroy};
+                                    .zero = drafter_zero, .destroy = drafter_destroy,
+                                    .failure = x->on_gpu ? MR_EXIT_CUDA : MR_EXIT_FAILED};
+    if (x->on_gpu) {
+        e->put = drafter_put;
+        e->read = drafter_read;
+        e->prefetch = x->stage.pull ? drafter_prefetch : NULL;
+    }
     return 0;
 }

@@ -1,7 +1,8 @@
-/* Reductions of the cpu backend.
+/* Reductions that read the peers' accumulators.
  *
- * `local` (one drafter): the sum is a copy.  `shm`: every drafter maps the arenas of its peers and sums the accumulators in rank order;
- * D * P reads each, no message, nobody to wait for.  Edge E5: the peers' places are DONE (release) and whoever turned the word to REDUCE
+ * `local` (one drafter): the sum is a copy.  `shm`, and `p2p` on GPUs: every drafter maps the arenas of its peers, in /dev/shm or over CUDA
+ * IPC, also on another GPU, and sums the accumulators in rank order; D * P reads each, no message, nobody to wait for, no communicator that
+ * a death could break.  A peer that dies meanwhile leaves its memory behind (its keeper's), and the sum is thrown away.  Edge E5: the peers' places are DONE (release) and whoever turned the word to REDUCE
  * has scanned them (acquire); zeroed accumulators are ordered by the applied and joined bits.
  */
 #include "actors/reduce.h"
@@ -32,7 +33,7 @@ static int sum_views(struct mr_reduce *r, const struct mr_drafter_view *v, int n
 static int finish(struct mr_reduce *r, int rc, uint64_t word, struct mr_err *err)
 {
     if (rc)
-        return mr_err_set(err, MR_EXIT_FAILED, "%s: the sum of step %u failed (%d)", r->env->me->name, mr_sw_step(word), rc);
+        return mr_err_set(err, r->eng->failure, "%s: the sum of step %u failed (%d)", r->env->me->name, mr_sw_step(word), rc);
     r->mine->hdr->reduced_step = mr_sw_step(word) + 1u;
     return 0;
 }
@@ -48,12 +49,13 @@ static int sum_shm(struct mr_reduce *r, uint64_t word, struct mr_err *err)
     int n = (int)r->env->hdr->n_drafters;
 
     for (int i = 0; i < n; i++) {
-        int arena = mr_arena_of_drafter(r->env->seg, (unsigned)i);
-        void *base = arena < 0 ? NULL : mr_arena_base(&r->env->map, r->env->seg, (unsigned)arena, 0, err);
+        struct mr_err why = {0};
 
-        if (!base)
-            return mr_err_set(err, MR_EXIT_FAILED, "%s: drafter/%d has no state arena", r->env->me->name, i);
-        v[i] = mr_drafter_view_at(base, r->mine->P);
+        if (!mr_drafter_view_open(&r->env->map, r->env->seg, (unsigned)i, r->mine->P, &v[i], &why))
+            continue;
+        if (r->mine->generation)                     /* its keeper has died just now; recovery moves the epoch on */
+            return -ESTALE;
+        return mr_err_set(err, MR_EXIT_FAILED, "%s: %s", r->env->me->name, why.msg);
     }
     return finish(r, sum_views(r, v, n), word, err);
 }
@@ -69,8 +71,7 @@ int mr_reduce_create(struct mr_reduce *r, struct mr_env *env, const struct mr_dr
     int local = env->hdr->n_drafters == 1;
 
     (void)err;
-    *r = (struct mr_reduce){
-        .name = local ? "local" : "shm", .env = env, .mine = mine, .eng = eng, .sum = local ? sum_local : sum_shm, .destroy = nothing,
-    };
+    *r = (struct mr_reduce){.name = local ? "local" : eng->put ? "p2p" : "shm", .env = env, .mine = mine, .eng = eng,
+                            .sum = local ? sum_local : sum_shm, .destroy = nothing};
     return 0;
 }

@@ -10,7 +10,7 @@
 #include "actors/env.h"
 
 struct mr_reduce {
-    const char *name;            /* "local", "shm" */
+    const char *name;            /* "local", "shm", "p2p" */
     struct mr_env *env;          /* borrowed, as are the two below */
     const struct mr_drafter_view *mine;
     const struct mr_drafter_engine *eng;

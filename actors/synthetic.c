@@ -184,6 +184,7 @@ int mr_synthetic_drafter_create(struct mr_drafter_engine *e, const struct mr_top
 {
     *e = (struct mr_drafter_engine){
         .self = create(t, slot, l, err), .accumulate = accumulate, .sum = sum, .apply = apply, .zero = zero, .destroy = destroy,
+        .failure = MR_EXIT_FAILED,
     };
     return e->self ? 0 : -1;
 }

@@ -78,11 +78,19 @@ fail:
     return -1;
 }
 
+void mr_frozen_lend(struct mr_frozen *f, struct mr_k *k, const struct mr_model_config *c, const struct mr_tlayout *l, const void *block)
+{
+    char *base = (char *)(uintptr_t)block;
+
+    *f = (struct mr_frozen){.k = k, .rows = c->embedding_rows, .vocab = c->vocab_size, .H = c->hidden_size, .tied = c->tied, .lent = 1,
+                            .embed = base + l->embed, .head = base + l->head};
+}
+
 void mr_frozen_release(struct mr_frozen *f)
 {
-    if (f->head && f->head != f->embed)
+    if (f->head && f->head != f->embed && !f->lent)
         f->k->op->release(f->k, f->head);
-    if (f->embed)
+    if (f->embed && !f->lent)
         f->k->op->release(f->k, f->embed);
     f->embed = f->head = NULL;
 }

@@ -21,11 +21,14 @@ struct mr_frozen {
     struct mr_k *k;
     void *embed, *head;          /* act; head NULL when it was not asked for */
     int rows, vocab, H, tied;
+    int lent;                    /* embed and head are someone else's memory */
 };
 
 /* Loads them from an open checkpoint.  0 or -1 with err; on failure nothing is left allocated. */
 int mr_frozen_load(struct mr_frozen *f, struct mr_k *k, const struct mr_model_files *files, const struct mr_model_config *c, int want_head,
                    struct mr_err *err);
+/* Those of a complete block of weights laid out by `l`, with MR_TL_EMBED and MR_TL_HEAD: borrowed, never written. */
+void mr_frozen_lend(struct mr_frozen *f, struct mr_k *k, const struct mr_model_config *c, const struct mr_tlayout *l, const void *block);
 void mr_frozen_release(struct mr_frozen *f);
 
 struct mr_target_model_opts {

@@ -99,8 +99,22 @@ int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, in
     return mr_tlayout_make(l, &c->target, mr_check_depth(c), parts, elem);
 }
 
+int mr_check_pulls(const struct mr_topology *t, int d)
+{
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_TARGET && t->actor[i].device_index != (unsigned)d)
+            return 1;
+    return 0;
+}
+
 /* A CUDA context with cuBLAS and its workspace, measured: 0.6 GiB on an H200. */
 #define MR_CONTEXT_BYTES ((uint64_t)640 << 20)
+
+static void drafter_work(struct mr_drafter_work *w, struct mr_drafter_chunk *k, const struct mr_checked *c, const struct mr_topology *t, int d)
+{
+    *k = mr_drafter_chunk_of(t, c->drafter.block_size, c->plan_opts.max_seqs, 2);
+    mr_drafter_work_bytes(w, &c->drafter, c->layout.P, k, 2, mr_check_pulls(t, d) ? 2 * c->slab_bytes : 0);
+}
 
 uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *t, int d)
 {
@@ -114,6 +128,13 @@ uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *
         sum += MR_CONTEXT_BYTES;
         if (a->kind == MR_TARGET)
             sum += mr_target_work_bytes(&c->target, t->data.token_budget, c->plan_opts.max_seqs, 2) + (c->slab_elem == 4 ? 6 * features : 0);
+        if (a->kind == MR_DRAFTER) {
+            struct mr_drafter_chunk k;
+            struct mr_drafter_work w;
+
+            drafter_work(&w, &k, c, t, d);
+            sum += w.total;
+        }
     }
     return sum;
 }
@@ -206,7 +227,7 @@ static int check_plan(struct mr_checked *c, const struct mr_topology *t, struct 
 
 int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, struct mr_err *err)
 {
-    int seqs = t->data.token_budget / t->data.min_tokens;
+    int seqs = t->data.token_budget / t->data.min_tokens, most = t->data.max_samples ? t->data.max_samples : MR_MAX_SEQS;
 
     memset(c, 0, sizeof *c);
     if (check_models(c, t, err))
@@ -215,7 +236,7 @@ int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, 
     c->plan_opts = (struct mr_plan_opts){.buckets = t->data.buckets,
                                          .n_buckets = t->data.n_buckets,
                                          .token_budget = t->data.token_budget,
-                                         .max_seqs = seqs < MR_MAX_SEQS ? seqs : MR_MAX_SEQS,
+                                         .max_seqs = seqs < most ? seqs : most,
                                          .M = mr_topo_places(t),
                                          .seed = t->run.seed};
     if ((parts & (MR_CHECK_DATA | MR_CHECK_PLAN)) && check_data(c, t, err))
@@ -320,6 +341,35 @@ static void print_slabs(const struct mr_checked *c, const struct mr_topology *t,
     fprintf(f, "\n");
 }
 
+/* Every drafter of GPU d has this much; what its keeper holds for it comes first. */
+static void print_drafter(const struct mr_checked *c, const struct mr_topology *t, int d, int n, FILE *f)
+{
+    uint64_t one = c->layout.P * 4;
+    struct mr_drafter_chunk k;
+    struct mr_drafter_work w;
+
+    drafter_work(&w, &k, c, t, d);
+    fprintf(f, "memory    %s, each of %d drafters: parameters and moments 2 x 3 x %.1f, accumulator %.1f, reduced gradient %.1f = %.1f MiB with the "
+               "keeper;\n",
+            t->device[d], n, mib(one), mib(one), mib(one), mib(8 * one));
+    fprintf(f, "          working weights %.1f, context of %d tokens %.1f, chunk of %d block rows %.1f, loss %.1f, kernels %.1f, staging %.1f, "
+               "context and libraries %.1f = %.1f MiB its own\n",
+            mib(w.weights), k.max_tokens, mib(w.context), k.rows, mib(w.chunk), mib(w.loss), mib(w.scratch), mib(w.staging),
+            mib(MR_CONTEXT_BYTES), mib(w.total + MR_CONTEXT_BYTES));
+}
+
+static void print_memory(const struct mr_checked *c, const struct mr_topology *t, FILE *f)
+{
+    for (int d = 0; d < t->n_devices; d++) {
+        int n = 0;
+
+        for (int i = 0; i < t->n_actors; i++)
+            n += t->actor[i].kind == MR_DRAFTER && t->actor[i].engine == MR_ENGINE_CUDA && t->actor[i].device_index == (unsigned)d;
+        if (n)
+            print_drafter(c, t, d, n, f);
+    }
+}
+
 void mr_check_print(const struct mr_checked *c, const struct mr_topology *t, FILE *f)
 {
     fprintf(f, "run       %s in %s\n", t->run.name, t->run.dir);
@@ -329,4 +379,5 @@ void mr_check_print(const struct mr_checked *c, const struct mr_topology *t, FIL
     if (c->epoch)
         print_plan(c, t, f);
     print_slabs(c, t, f);
+    print_memory(c, t, f);
 }

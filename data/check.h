@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "data/drafter_config.h"
+#include "data/drafter_memory.h"
 #include "data/plan.h"
 #include "data/target_layout.h"
 
@@ -43,6 +44,8 @@ void mr_checked_free(struct mr_checked *c);
 int mr_check_weights(const struct mr_checked *c, const struct mr_topology *t, int d, int elem, struct mr_tlayout *l);
 /* Device memory that the actors on GPU d allocate for themselves beside the keeper's arenas: contexts, libraries, activations. */
 uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *t, int d);
+/* Do drafters on device d read hidden states of targets on other devices? */
+int mr_check_pulls(const struct mr_topology *t, int d);
 /* Decoder layers that a target must run: up to the highest one that is captured. */
 int mr_check_depth(const struct mr_checked *c);
 /* Plan, buckets, dropped rows, parameters, slab arithmetic per device.  The shared-memory arithmetic is runtime/shm_plan.h's. */

@@ -49,12 +49,14 @@ int mr_dlayout_make(struct mr_dlayout *l, const struct mr_drafter_config *c);   
 void mr_dlayout_free(struct mr_dlayout *l);
 
 /* model.safetensors of a drafter <-> flat f32 vector (P).  Writing rounds to bf16.  Reading demands exactly the names and shapes; with
- * param NULL that is all it does. */
-int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const char *path, struct mr_err *err);
+ * param NULL that is all it does.  `from`: NULL, or how the vectors are read that are not host memory (data/safetensors.h). */
+struct mr_st_source;
+int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, const char *path,
+                            struct mr_err *err);
 int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err);
 /* trainer.safetensors: per tensor NAME (f32 master), NAME.exp_avg, NAME.exp_avg_sq. */
-int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step, const char *path,
-                    struct mr_err *err);
+int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step,
+                    const struct mr_st_source *from, const char *path, struct mr_err *err);
 int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v, uint64_t *step, const char *path, struct mr_err *err);
 
 /* N(0, std) for matrices, ones for norms; a pure function of seed and tensor index. */

@@ -198,7 +198,25 @@ static void add_tensor(struct mr_st_out *o, const struct mr_dparam *p, const cha
     mr_st_out_add(o, name, dtype, shape, p->cols ? 2 : 1, data);
 }
 
-int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const char *path, struct mr_err *err)
+/* half (P) = param rounded.  0, or -1 when `from` failed. */
+static int round_all(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, uint16_t *half)
+{
+    const uint64_t block = MR_ST_BLOCK / sizeof *param;
+
+    for (uint64_t at = 0; at < l->P; at += block) {
+        uint64_t n = l->P - at < block ? l->P - at : block;
+        const float *p = from ? from->view(from->ctx, param + at, n * sizeof *p) : param + at;
+
+        if (!p)
+            return -1;
+        for (uint64_t i = 0; i < n; i++)
+            half[at + i] = mr_bf16(p[i]);
+    }
+    return 0;
+}
+
+int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, const char *path,
+                            struct mr_err *err)
 {
     struct mr_st_out *o = mr_st_out_create();
     uint16_t *half = malloc(l->P * sizeof *half);
@@ -206,9 +224,9 @@ int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, cons
 
     if (!o || !half) {
         rc = mr_err_set(err, MR_EXIT_ENV, "%s: out of memory for %llu parameters", path, (unsigned long long)l->P);
+    } else if (round_all(l, param, from, half)) {
+        rc = mr_err_set(err, MR_EXIT_ENV, "%s: the parameters could not be read from the device", path);
     } else {
-        for (uint64_t i = 0; i < l->P; i++)
-            half[i] = mr_bf16(param[i]);
         for (int i = 0; i < l->n; i++)
             add_tensor(o, &l->t[i], "", MR_ST_BF16, half + l->t[i].offset);
         mr_st_out_meta(o, "format", "pt");
@@ -219,8 +237,8 @@ int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, cons
     return rc;
 }
 
-int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step, const char *path,
-                    struct mr_err *err)
+int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step,
+                    const struct mr_st_source *from, const char *path, struct mr_err *err)
 {
     const float *part[3] = {param, m, v};
     struct mr_st_out *o = mr_st_out_create();
@@ -232,6 +250,8 @@ int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float 
     for (int i = 0; i < l->n; i++)
         for (int k = 0; k < 3; k++)
             add_tensor(o, &l->t[i], trainer_suffix[k], MR_ST_F32, part[k] + l->t[i].offset);
+    if (from)
+        mr_st_out_source(o, from);
     snprintf(text, sizeof text, "%llu", (unsigned long long)step);
     mr_st_out_meta(o, "step", text);
     rc = mr_st_out_write(o, path, err);

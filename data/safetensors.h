@@ -45,6 +45,11 @@ struct mr_st_out;
 struct mr_st_out *mr_st_out_create(void);
 void mr_st_out_add(struct mr_st_out *o, const char *name, enum mr_st_dtype dtype, const uint64_t *shape, int n_dims, const void *data);
 void mr_st_out_meta(struct mr_st_out *o, const char *key, const char *value);
+/* Data pointers are not host memory: write gets their bytes, in order and in blocks of at most MR_ST_BLOCK, from `view`, which returns a host
+ * pointer valid until its next call, or NULL when it failed. */
+enum { MR_ST_BLOCK = 16 << 20 };
+struct mr_st_source { const void *(*view)(void *ctx, const void *data, size_t bytes); void *ctx; };
+void mr_st_out_source(struct mr_st_out *o, const struct mr_st_source *source);
 int mr_st_out_write(struct mr_st_out *o, const char *path, struct mr_err *err);
 void mr_st_out_free(struct mr_st_out *o);
 

@@ -26,6 +26,7 @@ struct mr_st_out {
     struct out_tensor *t;
     int n, room;
     json_t *meta;
+    struct mr_st_source source; /* view NULL: host memory */
     int failed; /* an add found no memory: write refuses */
 };
 
@@ -78,6 +79,11 @@ void mr_st_out_meta(struct mr_st_out *o, const char *key, const char *value)
 {
     if (json_object_set_new(o->meta, key, json_string(value)))
         o->failed = 1;
+}
+
+void mr_st_out_source(struct mr_st_out *o, const struct mr_st_source *source)
+{
+    o->source = *source;
 }
 
 static int by_width(const void *a, const void *b)
@@ -139,6 +145,21 @@ static int write_all(int fd, const void *data, uint64_t n)
     return 0;
 }
 
+static int write_tensor(const struct mr_st_out *o, int fd, const struct out_tensor *t)
+{
+    int rc = 0;
+
+    if (!o->source.view)
+        return write_all(fd, t->data, t->bytes);
+    for (uint64_t at = 0; at < t->bytes && !rc; at += MR_ST_BLOCK) {
+        size_t n = t->bytes - at < MR_ST_BLOCK ? t->bytes - at : MR_ST_BLOCK;
+        const void *p = o->source.view(o->source.ctx, (const char *)t->data + at, n);
+
+        rc = p ? write_all(fd, p, n) : -EREMOTEIO;
+    }
+    return rc;
+}
+
 static int write_body(const struct mr_st_out *o, int fd, const char *header, size_t header_bytes)
 {
     unsigned char len[8];
@@ -149,7 +170,7 @@ static int write_body(const struct mr_st_out *o, int fd, const char *header, siz
     if ((rc = write_all(fd, len, 8)) || (rc = write_all(fd, header, header_bytes)))
         return rc;
     for (int i = 0; i < o->n; i++)
-        if ((rc = write_all(fd, o->t[i].data, o->t[i].bytes)))
+        if ((rc = write_tensor(o, fd, &o->t[i])))
             return rc;
     return fsync(fd) ? -errno : 0;
 }

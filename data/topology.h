@@ -50,7 +50,7 @@ struct mr_topology {
         char train[MR_PATH];             /* .safetensors, .jsonl or "synthetic:N?min=..&max=..&seed=.." */
         int max_tokens, min_tokens;
         int buckets[MR_MAX_BUCKETS], n_buckets;   /* ascending upper bounds, last >= max_tokens */
-        int token_budget;
+        int token_budget, max_samples;            /* max_samples 0 = MR_MAX_SEQS */
         int skip_bad;                    /* on_bad_record: "stop" (0) or "skip" (1) */
         int truncate;                    /* on_overlong: "drop" (0) or "truncate" (1) */
     } data;

@@ -93,6 +93,8 @@ const struct mr_key mr_keys[] = {
      .doc = "Upper bounds of the length buckets in tokens, ascending, the last at least max_tokens. Default: [max_tokens]."},
     {INT_KEY("/data/token_budget", T(data.token_budget), 2, 1 << 24), .alias = "batch_tokens|max_batch_tokens|batch_size",
      .doc = "Most tokens of a microbatch; at least max_tokens. Default: max_tokens."},
+    {INT_KEY("/data/max_samples", T(data.max_samples), 0, MR_MAX_SEQS), .dflt = "0", .alias = "max_seqs|max_batch_size",
+     .doc = "Most samples of a microbatch; 0 = as many as token_budget holds, at most 1024."},
     {ENUM_KEY("/data/on_bad_record", T(data.skip_bad), "stop|skip"), .dflt = "\"stop\"", .alias = "skip_bad",
      .doc = "stop = report the first 10 bad records and refuse; skip = count them."},
     {ENUM_KEY("/data/on_overlong", T(data.truncate), "drop|truncate"), .dflt = "\"drop\"", .alias = "truncate",

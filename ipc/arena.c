@@ -246,10 +246,41 @@ struct mr_drafter_view mr_drafter_view_at(void *base, uint64_t param_count)
     return v;
 }
 
-int mr_arena_of_drafter(const struct mr_seg *s, unsigned rank)
+static int find_use(const struct mr_seg *s, unsigned use, unsigned owner)
 {
     for (unsigned i = 0; i < s->hdr->n_arenas; i++)
-        if (s->arenas[i].use == MR_ARENA_DRAFTER && s->arenas[i].owner == rank)
+        if (s->arenas[i].use == use && s->arenas[i].owner == owner)
             return (int)i;
     return -ENOENT;
+}
+
+int mr_arena_of_drafter(const struct mr_seg *s, unsigned rank)
+{
+    return find_use(s, MR_ARENA_DRAFTER, rank);
+}
+
+int mr_drafter_view_open(struct mr_arena_map *m, const struct mr_seg *s, unsigned rank, uint64_t param_count, struct mr_drafter_view *v,
+                         struct mr_err *err)
+{
+    int state = mr_arena_of_drafter(s, rank), header = find_use(s, MR_ARENA_HEADER, rank);
+    void *base;
+
+    if (state < 0)
+        return mr_err_set(err, MR_EXIT_FAILED, "the segment has no state arena for drafter/%u", rank);
+    base = mr_arena_base(m, s, (unsigned)state, 0, err);
+    if (!base)
+        return -1;
+    *v = mr_drafter_view_at(base, param_count);
+    if (m->at[state].export_kind == MR_EXPORT_SHM)
+        return 0;
+    if (header < 0)
+        return mr_err_set(err, MR_EXIT_FAILED, "the state of drafter/%u is in device memory, and the segment has no header for it", rank);
+    v->generation = m->at[state].generation;
+    v->hdr = mr_arena_base(m, s, (unsigned)header, 0, err);
+    return v->hdr ? 0 : -1;
+}
+
+int mr_drafter_view_valid(const struct mr_drafter_view *v)
+{
+    return mr_ld(&v->hdr->initialised) && mr_ld(&v->hdr->generation) == v->generation;
 }

@@ -56,11 +56,18 @@ struct mr_drafter_view {
     float *param[2], *m[2], *v[2];         /* state[step mod 2], each (P) f32 */
     float *acc, *reduced;                  /* (P) f32 */
     uint64_t P;
+    uint64_t generation;                   /* of the device arena; 0 = in /dev/shm, which nobody's death takes */
 };
 uint64_t mr_drafter_arena_bytes(uint64_t param_count);
 struct mr_drafter_view mr_drafter_view_at(void *base, uint64_t param_count);
 
 /* Arena index of drafter `rank`'s state, or -ENOENT. */
 int mr_arena_of_drafter(const struct mr_seg *s, unsigned rank);
+/* The state of drafter `rank` at the arena's current generation, mapped through `m`: header and vectors in /dev/shm, or the vectors in device
+ * memory and the header in an arena of its own.  0; -1 with err: not registered now, or not to be opened (its keeper is dead). */
+int mr_drafter_view_open(struct mr_arena_map *m, const struct mr_seg *s, unsigned rank, uint64_t param_count, struct mr_drafter_view *v,
+                         struct mr_err *err);
+/* Do the vectors hold what the header says?  No: they went down with a keeper, or were never made. */
+int mr_drafter_view_valid(const struct mr_drafter_view *v);
 
 #endif

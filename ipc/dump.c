@@ -162,7 +162,7 @@ void mr_slabs_dump(const struct mr_seg *s, FILE *f)
 
 void mr_arenas_dump(const struct mr_seg *s, FILE *f)
 {
-    static const char *const use[] = {"slabs", "weights", "drafter"}, *const kind[] = {"shm", "cuda_ipc", "vmm"};
+    static const char *const use[] = {"slabs", "weights", "drafter", "header"}, *const kind[] = {"shm", "cuda_ipc", "vmm"};
 
     for (unsigned i = 0; i < s->hdr->n_arenas; i++) {
         struct mr_arena_row a;

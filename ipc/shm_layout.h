@@ -284,7 +284,7 @@ struct mr_slab {
     uint8_t pad1[40];
 };
 
-enum mr_arena_use { MR_ARENA_SLABS, MR_ARENA_WEIGHTS, MR_ARENA_DRAFTER, MR_ARENA_USES };
+enum mr_arena_use { MR_ARENA_SLABS, MR_ARENA_WEIGHTS, MR_ARENA_DRAFTER, MR_ARENA_HEADER, MR_ARENA_USES };
 enum mr_arena_export { MR_EXPORT_SHM, MR_EXPORT_CUDA_IPC, MR_EXPORT_VMM };
 struct mr_arena_row {
     uint64_t generation;         /* 0 = not there; else strictly increasing over the run; stored last, with release (mr_arena_register) */
@@ -310,7 +310,9 @@ struct mr_plan_hdr {
     uint8_t pad[104];
 };
 
-/* Drafter arena (f32): header | state[2] {master, m, v} each P | accumulator P | reduced P.  Offsets by ipc/arena.h. */
+/* Drafter arena (f32): header | state[2] {master, m, v} each P | accumulator P | reduced P.  Offsets by ipc/arena.h.
+ * On a GPU only the vectors lie in device memory; the header that is used is an arena of its own in /dev/shm (use MR_ARENA_HEADER, owner =
+ * the drafter's index), so that every process can read it, and it says of which generation of the device arena it speaks. */
 struct mr_drafter_arena {
     uint64_t magic;
     uint64_t param_count;
@@ -319,8 +321,11 @@ struct mr_drafter_arena {
     double acc_weight;           /* sum of weights in the accumulator */
     double reduced_weight;       /* sum over drafters, with the reduced gradient */
     double acc_loss, reduced_loss;
-    uint64_t reduced_step;       /* debugging: step + 1 of the reduced gradient */
-    uint8_t pad[4096 - 72];
+    uint64_t reduced_step;       /* step + 1 of the reduced gradient */
+    uint64_t generation;         /* of the device arena that all this is about; 0 = /dev/shm */
+    uint64_t comm_epoch;         /* nccl, rank 0: collective epoch + 1 that comm_id belongs to; stored last, with release */
+    uint8_t comm_id[128];
+    uint8_t pad[4096 - 216];
 };
 #define MR_DRAFTER_MAGIC 0x5245544641524421ull
 
@@ -383,6 +388,7 @@ MR_SIZE(mr_plan_entry, 24);
 MR_SIZE(mr_plan_hdr, 128);
 MR_SIZE(mr_drafter_arena, 4096);
 MR_AT(mr_drafter_arena, reduced_step, 64);
+MR_AT(mr_drafter_arena, comm_id, 88);
 
 /* Fingerprint of everything above: two builds that disagree about one offset refuse each other's segments. */
 static inline uint64_t mr_layout_hash(void)

@@ -90,6 +90,23 @@ int mr_k_cuda_pull_begin(struct mr_k *k, struct mr_k_pull *p, int place, void *d
     return -ENOSYS;
 }
 
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes)
+{
+    (void)k, (void)block_bytes;
+    return NULL;
+}
+
+void mr_k_cuda_reader_destroy(struct mr_k_reader *r)
+{
+    (void)r;
+}
+
+const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes)
+{
+    (void)r, (void)src, (void)bytes;
+    return NULL;
+}
+
 int mr_k_cuda_random(struct mr_k *k, void *dst, uint64_t seed, size_t n, float std)
 {
     (void)k, (void)dst, (void)seed, (void)n, (void)std;

@@ -161,14 +161,15 @@ static int has(const struct mr_topology *t, int d, enum mr_kind kind)
     return 0;
 }
 
-/* Drafters map the slabs of every GPU that has targets. */
+/* Drafters map the slabs of every GPU that has targets, and the state of every GPU that has drafters. */
 static int check_peers(const struct mr_gpus *g, const struct mr_topology *t, const int *index, struct mr_err *err)
 {
     for (int a = 0; a < t->n_devices; a++)
         for (int b = 0; b < t->n_devices; b++)
-            if (a != b && index[a] >= 0 && index[b] >= 0 && has(t, a, MR_DRAFTER) && has(t, b, MR_TARGET) && !g->gpu[index[a]].peer[index[b]])
+            if (a != b && index[a] >= 0 && index[b] >= 0 && has(t, a, MR_DRAFTER) && (has(t, b, MR_TARGET) || has(t, b, MR_DRAFTER)) &&
+                !g->gpu[index[a]].peer[index[b]])
                 return mr_err_set(err, MR_EXIT_ENV,
-                                  "/actors: the drafters on %s (%s) pull hidden states from %s (%s), but those two GPUs have no peer access to "
+                                  "/actors: the drafters on %s (%s) read hidden states or gradients on %s (%s), but those two GPUs have no peer access to "
                                   "each other (nvidia-smi topo -p2p r); put targets and drafters on GPUs that have, or on the same one",
                                   t->device[a], g->gpu[index[a]].name, t->device[b], g->gpu[index[b]].name);
     return 0;

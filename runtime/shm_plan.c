@@ -1,7 +1,8 @@
 /* From a checked topology to segments; see shm_plan.h.
  *
  * Arena numbers: slabs of device d are arena d; the state of drafter r is arena D + r (D devices); the weights of device d are arena
- * D + drafters + d.  What lies in /dev/shm is made here; the others are registered by their keepers, and until then have generation 0.
+ * D + drafters + d; the header of drafter r, when its state is in GPU memory, is arena 2 D + drafters + r.  What lies in /dev/shm is made
+ * here; the others are registered by their keepers, and until then have generation 0.
  * Slabs of a device are in /dev/shm when the device is the cpu, or when every drafter runs on the cpu (a GPU target then converts and
  * copies).
  */
@@ -30,17 +31,18 @@ static int has_target(const struct mr_topology *t, unsigned device)
     return 0;
 }
 
-static int all_drafters_on_cpu(const struct mr_topology *t)
+static int gpu_drafters(const struct mr_topology *t)
 {
+    int n = 0;
+
     for (int i = 0; i < t->n_actors; i++)
-        if (t->actor[i].kind == MR_DRAFTER && is_cuda(t->actor[i].device))
-            return 0;
-    return 1;
+        n += t->actor[i].kind == MR_DRAFTER && is_cuda(t->actor[i].device);
+    return n;
 }
 
 static int slabs_in_shm(const struct mr_topology *t, unsigned device)
 {
-    return !is_cuda(t->device[device]) || all_drafters_on_cpu(t);
+    return !is_cuda(t->device[device]) || !gpu_drafters(t);
 }
 
 int mr_shm_plan_host_slabs(const struct mr_topology *t, int d)
@@ -106,8 +108,8 @@ static uint64_t arena_bytes(const struct mr_checked *c, const struct mr_topology
         if (has_target(t, (unsigned)d) && slabs_in_shm(t, (unsigned)d))
             sum += slab_arena_bytes(c, t);
     for (int i = 0; i < t->n_actors; i++)
-        if (t->actor[i].kind == MR_DRAFTER && !is_cuda(t->actor[i].device))
-            sum += mr_drafter_arena_bytes(c->layout.P);
+        if (t->actor[i].kind == MR_DRAFTER)
+            sum += is_cuda(t->actor[i].device) ? sizeof(struct mr_drafter_arena) : mr_drafter_arena_bytes(c->layout.P);
     return sum;
 }
 
@@ -122,7 +124,7 @@ void mr_shm_plan_make(struct mr_shm_plan *p, const struct mr_checked *c, const s
         .n_actors = (uint32_t)t->n_actors,
         .n_items = item_count(c, t),
         .n_slabs = (uint32_t)c->n_slabs,
-        .n_arenas = (uint32_t)(2 * t->n_devices + t->n_drafters),
+        .n_arenas = (uint32_t)(2 * t->n_devices + t->n_drafters + (gpu_drafters(t) ? t->n_drafters : 0)),
         .n_epochs = (uint32_t)t->train.epochs,
         .n_buckets = (uint32_t)t->data.n_buckets,
         .n_targets = (uint32_t)t->n_targets,
@@ -210,6 +212,21 @@ static unsigned keeper_of(const struct mr_topology *t, unsigned device)
     return device;
 }
 
+/* State in /dev/shm with its header in front; or in the keeper's memory, and the header apart, where every process can read it. */
+static int fill_drafter(const struct mr_checked *c, const struct mr_topology *t, const struct mr_topo_actor *a, struct mr_seg *s,
+                        struct mr_err *err)
+{
+    unsigned nd = (unsigned)t->n_devices, state = nd + a->index, header = 2 * nd + (unsigned)t->n_drafters + a->index;
+    uint64_t bytes = mr_drafter_arena_bytes(c->layout.P);
+
+    arena_row(s, state, MR_ARENA_DRAFTER, a->index, a->device_index, !is_cuda(a->device));
+    s->arenas[state].bytes = bytes;
+    if (!is_cuda(a->device))
+        return mr_arena_create_shm(s, state, bytes, err);
+    arena_row(s, header, MR_ARENA_HEADER, a->index, a->device_index, 1);
+    return mr_arena_create_shm(s, header, sizeof(struct mr_drafter_arena), err);
+}
+
 static int fill_arenas(const struct mr_checked *c, const struct mr_topology *t, struct mr_seg *s, struct mr_err *err)
 {
     unsigned nd = (unsigned)t->n_devices, weights = nd + (unsigned)t->n_drafters;
@@ -225,17 +242,9 @@ static int fill_arenas(const struct mr_checked *c, const struct mr_topology *t, 
         if (has_target(t, d) && slabs_in_shm(t, d) && mr_arena_create_shm(s, d, slab_arena_bytes(c, t), err))
             return -1;
     }
-    for (int i = 0; i < t->n_actors; i++) {
-        const struct mr_topo_actor *a = &t->actor[i];
-        unsigned arena = nd + a->index;
-
-        if (a->kind != MR_DRAFTER)
-            continue;
-        arena_row(s, arena, MR_ARENA_DRAFTER, a->index, a->device_index, !is_cuda(a->device));
-        s->arenas[arena].bytes = mr_drafter_arena_bytes(c->layout.P);
-        if (!is_cuda(a->device) && mr_arena_create_shm(s, arena, mr_drafter_arena_bytes(c->layout.P), err))
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_DRAFTER && fill_drafter(c, t, &t->actor[i], s, err))
             return -1;
-    }
     return 0;
 }
 

@@ -174,6 +174,8 @@ void mr_k_cuda_arena_close(void *base)
     unmap(base);
 }
 
+static int learn(struct mr_k *k);
+
 /* ---- contexts -------------------------------------------------------------------------------------------------------------- */
 
 static struct fake *of(struct mr_k *k)
@@ -191,6 +193,7 @@ struct mr_k *mr_k_cuda_create(int device, int deterministic, char *err, size_t e
     }
     f->ops = *f->cpu->op;
     f->ops.name = "cuda";
+    f->ops.sync = learn;
     f->k = *f->cpu;
     f->k.op = &f->ops;
     f->k.deterministic = deterministic;
@@ -250,16 +253,22 @@ int mr_k_cuda_mark_set(struct mr_k *k, struct mr_k_mark *m)
     return of(k)->broken ? -EIO : 0;
 }
 
-int mr_k_cuda_mark_wait(struct mr_k *k, struct mr_k_mark *m)
+/* Where the host waits for the device, it learns of errors. */
+static int learn(struct mr_k *k)
 {
     const char *sticky = getenv("FAKE_CUDA_STICKY");
 
-    (void)m;
     if (!of(k)->broken && sticky && !unlink(sticky)) {
         of(k)->broken = 1;
         mr_error("cuda device 0: waiting for the device: an illegal memory access was encountered (cudaErrorIllegalAddress)");
     }
     return of(k)->broken ? -EIO : 0;
+}
+
+int mr_k_cuda_mark_wait(struct mr_k *k, struct mr_k_mark *m)
+{
+    (void)m;
+    return learn(k);
 }
 
 int mr_k_cuda_mark_ms(struct mr_k *k, const struct mr_k_mark *from, const struct mr_k_mark *to, double *ms)
@@ -296,6 +305,29 @@ int mr_k_cuda_pull_use(struct mr_k *k, struct mr_k_pull *p, int place)
 int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int place)
 {
     return (void)k, (void)p, (void)place, 0;
+}
+
+struct mr_k_reader { void *block; };
+
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes)
+{
+    struct mr_k_reader *r = calloc(1, sizeof *r);
+
+    (void)k;
+    r->block = malloc(block_bytes);
+    return r;
+}
+
+void mr_k_cuda_reader_destroy(struct mr_k_reader *r)
+{
+    if (r)
+        free(r->block);
+    free(r);
+}
+
+const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes)
+{
+    return memcpy(r->block, src, bytes);
 }
 
 int mr_k_cuda_random(struct mr_k *k, void *dst, uint64_t seed, size_t n, float std)

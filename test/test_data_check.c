@@ -168,7 +168,7 @@ static void init_from(void **state)
     snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(mr_drafter_config_save(&c.drafter, path, &err), 0);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    assert_int_equal(mr_drafter_weights_save(&c.layout, p, path, &err), 0);
+    assert_int_equal(mr_drafter_weights_save(&c.layout, p, NULL, path, &err), 0);
     free(p);
     mr_checked_free(&c);
     mr_topology_free(&t);

@@ -239,7 +239,7 @@ static void weights(void **state)
     a = calloc(4 * l.P, sizeof *a), b = a + l.P, x = b + l.P, y = x + l.P;
     mr_drafter_init(&l, a, 7, 0.02);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    assert_int_equal(mr_drafter_weights_save(&l, a, path, &err), 0);
+    assert_int_equal(mr_drafter_weights_save(&l, a, NULL, path, &err), 0);
     assert_int_equal(mr_drafter_weights_load(&l, b, path, &err), 0);
     for (uint64_t i = 0; i < l.P; i++)
         assert_true(b[i] == mr_bf16_f32(mr_bf16(a[i])));
@@ -262,7 +262,7 @@ static void weights(void **state)
     snprintf(path, sizeof path, "%s/trainer.safetensors", dir);
     mr_drafter_init(&l, b, 8, 1);
     mr_drafter_init(&l, x, 9, 1);
-    assert_int_equal(mr_trainer_save(&l, a, b, x, 42, path, &err), 0);
+    assert_int_equal(mr_trainer_save(&l, a, b, x, 42, NULL, path, &err), 0);
     err.code = 0;
     assert_int_equal(mr_drafter_weights_load(&l, y, path, &err), -1); /* moments are no drafter weights */
     err.code = 0;

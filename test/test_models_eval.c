@@ -78,7 +78,7 @@ static int make_drafter(void **state)
     if (mr_drafter_config_save(&c, path, &err))
         return -1;
     path_of(path, "ckpt/model.safetensors");
-    if (mr_drafter_weights_save(&l, param, path, &err))
+    if (mr_drafter_weights_save(&l, param, NULL, path, &err))
         return -1;
     free(param);
     mr_dlayout_free(&l);

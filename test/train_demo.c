@@ -142,7 +142,7 @@ static void save(struct trainer *x, const char *dir, unsigned step)
     if (mr_drafter_config_save(&x->c.drafter, path, &x->err))
         die(x, "save");
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    if (mr_drafter_weights_save(&x->c.layout, x->v.param[step % 2], path, &x->err))
+    if (mr_drafter_weights_save(&x->c.layout, x->v.param[step % 2], NULL, path, &x->err))
         die(x, "save");
 }
 

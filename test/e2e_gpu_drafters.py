@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Whole runs with drafters on GPUs; standard library only.
+
+usage: e2e_gpu_drafters.py BIN_DIR CASE [FAKE_ACTOR]      exit 0 = passed, 1 = failed, 77 = cannot run here
+With FAKE_ACTOR (test/fake_cuda.c) every machine can run it, on as many devices as a case wants, and the final state must be the cpu run's bit
+for bit; without, a GPU is needed, and states are compared with those of other runs on it.  MR_KILLS, MR_STEPS and MR_SEED vary the kills.
+"""
+import os
+import random
+import subprocess
+import sys
+import time
+
+import e2e_gpu
+import e2e_runtime as e2e
+from e2e_gpu import Gpu, kill
+from e2e_runtime import HERE, Demo, need, wait_until
+
+
+def drafters(*devices):
+    return [{"kind": "drafter", "device": d} for d in devices]
+
+
+class All(Gpu):
+    """The demo, targets and drafters on GPUs.  Microbatches are small enough for the fake device, whose hidden states are twice as wide."""
+
+    def __init__(self, tag, draft=("cuda:0",), target="cuda:0", **train):
+        train = {"deterministic": True, "checkpoint_every_steps": 4, "grad_accum": 2 // len(draft), **train}
+        super().__init__(tag, **train)
+        self.data["actors"] = [{"kind": "feeder"}, {"kind": "target", "device": target, "count": 1}, *drafters(*draft)]
+        small(self)
+
+    def trainer(self, step="latest"):
+        where = self.dir if step == "latest" else os.path.join(self.dir, "checkpoints")
+        with open(os.path.join(where, step, "trainer.safetensors"), "rb") as f:
+            return f.read()
+
+
+def small(r):
+    r.data["data"].update(max_tokens=400, max_samples=2)
+    r.save()
+
+
+def on_cpu(draft, **train):
+    """What the same run ends with on the cpu."""
+    r = Demo("cpu", **{"deterministic": True, "checkpoint_every_steps": 4, "grad_accum": 2 // draft, **train})
+    r.data["actors"] = [{"kind": "feeder"}, {"kind": "target", "device": "cpu"}, {"kind": "drafter", "device": "cpu", "count": draft}]
+    small(r)
+    try:
+        r.start()
+        r.must_end(0, "completed", 300)
+        with open(os.path.join(r.dir, "latest", "trainer.safetensors"), "rb") as f:
+            return f.read()
+    finally:
+        r.close()
+
+
+def finish(r, steps):
+    r.must_end(0, "completed", 400)
+    r.must_be_exact()
+    lines = r.ledger()
+    need([x["step"] for x in lines] == list(range(steps)), f"steps of the ledger: {len(lines)}")
+    return r.trainer()
+
+
+def undisturbed(tag, steps, env=None, **kw):
+    r = All(tag, max_steps=steps, **kw)
+    try:
+        r.start(env=env or {})
+        blob = finish(r, steps)
+        lines = r.ledger()
+        need(lines[-1]["loss"] < lines[0]["loss"], f"loss {lines[0]['loss']} -> {lines[-1]['loss']}")
+        need(r.summary()["restarts"] == 0, f"{r.summary()}")
+        return blob
+    finally:
+        r.close()
+
+
+def same(a, b, what):
+    need(a == b, f"the final trainer.safetensors differ: {what}")
+
+
+def two_devices():
+    return {"FAKE_CUDA_DEVICES": "2"}
+
+
+def case_one():
+    """One drafter: the same run twice gives the same bits; over the fake device, those of the cpu."""
+    a = undisturbed("one", 12)
+    same(a, on_cpu(1, max_steps=12) if e2e_gpu.FAKE else undisturbed("again", 12), "one drafter")
+
+
+def case_p2p():
+    """Two drafters on one GPU."""
+    a = undisturbed("p2p", 12, draft=("cuda:0", "cuda:0"))
+    same(a, on_cpu(2, max_steps=12) if e2e_gpu.FAKE else undisturbed("again", 12, draft=("cuda:0", "cuda:0")), "two drafters")
+
+
+def case_apart():
+    """Targets on one device, drafters on another and on both: hidden states are pulled, accumulators are read across."""
+    if not e2e_gpu.FAKE:
+        print("skipped: one GPU")
+        return 77
+    want = on_cpu(2, max_steps=12)
+    same(undisturbed("apart", 12, two_devices(), draft=("cuda:1", "cuda:1")), want, "drafters apart from the target")
+    same(undisturbed("both", 12, two_devices(), draft=("cuda:0", "cuda:1")), want, "drafters on two devices")
+    same(undisturbed("alone", 12, two_devices(), draft=("cuda:1",)), on_cpu(1, max_steps=12), "one drafter apart")
+    return 0
+
+
+POINTS = ("drafter.item.claimed", "drafter.gradient.added", "drafter.item.accumulated", "drafter.place.done", "drafter.reduce.entered", "reduce.summed",
+          "drafter.sum.done", "drafter.reduced.set", "drafter.apply.done", "drafter.accumulator.zeroed", "drafter.items.freed", "drafter.applied.set",
+          "drafter.state.made", "drafter.join.zeroed", "ckpt.model.written", "ckpt.complete")
+
+
+def case_points():
+    """A drafter dies at each named point: the state does not show it."""
+    for draft in (("cuda:0",), ("cuda:0", "cuda:0")):
+        want = undisturbed("points", 5, draft=draft, checkpoint_every_steps=2)
+        for point in POINTS:
+            r = All("point", max_steps=5, draft=draft, checkpoint_every_steps=2)
+            try:
+                r.start(env={"MR_FAULT": f"{point}:1:drafter", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
+                same(finish(r, 5), want, f"{point}, {len(draft)} drafters")
+                need(r.summary()["restarts"] == 1, f"{point}: {r.summary()}")
+            finally:
+                r.close()
+
+
+def case_prefetched():
+    """A drafter dies with a second microbatch claimed and on its way."""
+    env = two_devices()
+    want = undisturbed("next", 6, env, draft=("cuda:1",))
+    r = All("nextdies", max_steps=6, draft=("cuda:1",))
+    try:
+        r.start(env={**env, "MR_FAULT": "drafter.next.claimed:2:drafter", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
+        same(finish(r, 6), want, "a death with a prefetched microbatch")
+        need(r.summary()["restarts"] == 1, f"{r.summary()}")
+    finally:
+        r.close()
+
+
+def kills(draft):
+    seed = int(os.environ.get("MR_SEED", time.time_ns() % 1000000))
+    print(f"MR_SEED={seed}")
+    rnd = random.Random(seed)
+    n, steps = int(os.environ.get("MR_KILLS", "10")), int(os.environ.get("MR_STEPS", "30"))
+    want = undisturbed("calm", steps, draft=draft)
+    r = All("kills", max_steps=steps, draft=draft)
+    try:
+        r.start()
+        done = 0
+        while done < n and r.proc.poll() is None:
+            r.reach(min(done * steps // (2 * n), steps - 4), 240)
+            time.sleep(rnd.random() * float(os.environ.get("MR_PAUSE", "0.2")))
+            done += kill(r, f"drafter/{rnd.randrange(len(draft))}")
+        need(done == n, f"only {done} kills")
+        same(finish(r, steps), want, f"{done} kills")
+        back = r.summary().get("restart_ms") or r.lines("first claim")
+        print(f"{done} kills, {len(draft)} drafters: bits as undisturbed; {back}")
+    finally:
+        r.close()
+
+
+def case_kill_one():
+    kills(("cuda:0",))
+
+
+def case_kill_two():
+    kills(("cuda:0", "cuda:0"))
+
+
+def case_kill_keeper():
+    """With the keeper goes the state of its drafter: a peer on another device has the same; without one, only --resume goes on."""
+    if e2e_gpu.FAKE:
+        env, draft = two_devices(), ("cuda:0", "cuda:1")
+        want = undisturbed("calm", 20, env, draft=draft)
+        r = All("peer", max_steps=20, draft=draft)
+        try:
+            r.start(env=env)
+            for k in range(4):
+                r.reach(2 + 4 * k, 240)
+                n = len(r.lines("restored from drafter"))
+                need(kill(r, f"keeper/{k % 2}"), "no keeper")
+                wait_until(lambda n=n: len(r.lines("restored from drafter")) > n or r.proc.poll() is not None, 60, "the state comes from the peer")
+            same(finish(r, 20), want, "four keepers killed")
+        finally:
+            r.close()
+    want = undisturbed("calm", 12)
+    r = All("alone", max_steps=12)
+    try:
+        r.start()
+        r.reach(6, 240)
+        need(kill(r, "keeper/0"), "no keeper")
+        r.must_end(1, "failed", 120)
+        need(r.lines("--resume goes on"), r.text()[-2000:])
+        r.start("--resume")
+        same(finish(r, 12), want, "resumed after the only copy was lost")
+    finally:
+        r.close()
+
+
+def case_init():
+    """A run that begins with a checkpoint's weights."""
+    r = All("first", max_steps=4)
+    try:
+        r.start()
+        finish(r, 4)
+        second = All("second", max_steps=4)
+        second.data["drafter"]["init"] = "checkpoint:" + os.path.realpath(os.path.join(r.dir, "latest"))
+        second.save()
+        try:
+            second.start()
+            finish(second, 4)
+            a, b = r.ledger(), second.ledger()
+            need(b[0]["loss"] < a[0]["loss"], f"first loss {a[0]['loss']}, from the checkpoint {b[0]['loss']}")
+        finally:
+            second.close()
+    finally:
+        r.close()
+
+
+def case_sticky():
+    """A sticky CUDA error in whoever meets it: exit code 4, a new process, the same end."""
+    want = undisturbed("well", 12)
+    r = All("sticky", max_steps=12)
+    try:
+        sticky = os.path.join(r.tmp, "sticky")
+        r.start(env={"FAKE_CUDA_STICKY": sticky})
+        for k in range(3):
+            r.reach(1 + 3 * k, 240)
+            with open(sticky, "w", encoding="utf-8"):
+                pass
+            wait_until(lambda: not os.path.exists(sticky), 60, "somebody meets the error")
+        same(finish(r, 12), want, "three sticky errors")
+        need(len(r.lines("exit code 4 .a CUDA error")) == 3 and r.summary()["restarts"] == 3, f"{r.lines('exit code')}, {r.summary()}")
+    finally:
+        r.close()
+
+
+def case_refused():
+    """A device that is too small is a refusal with the arithmetic, before anything starts."""
+    r = All("small")
+    try:
+        env = {**os.environ, "FAKE_CUDA_FREE": str(700 << 20)}
+        p = subprocess.run([e2e.MILLRACE, "check", r.topo], capture_output=True, text=True, check=False, env=env)
+        need(p.returncode == 3 and "is too small" in p.stderr and "drafter state" in p.stderr, f"{p}")
+        p = subprocess.run([e2e.MILLRACE, "check", r.topo], capture_output=True, text=True, check=False)
+        need(p.returncode == 0 and "working weights" in p.stdout and "block rows" in p.stdout, f"{p}")
+        p = subprocess.run([e2e.MILLRACE, "check", os.path.join(os.path.dirname(HERE), "conf", "demo-gpu-all.json")], capture_output=True, text=True,
+                           check=False, cwd=os.path.dirname(HERE))
+        need(p.returncode == 0, f"{p}")
+    finally:
+        r.close()
+
+
+CASES = {name[5:]: fn for name, fn in list(globals().items()) if name.startswith("case_")}
+
+if __name__ == "__main__":
+    e2e_gpu.CASES = CASES
+    sys.exit(e2e_gpu.main(sys.argv))
