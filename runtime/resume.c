@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/point.h"
+#include "data/safetensors.h"
 #include "runtime/ledger.h"
 #include "runtime/prepare.h"
 
@@ -38,6 +39,23 @@ static int check_slabs(const struct mr_prepared *p, unsigned step, const struct 
                       step, places + ahead, places, ahead, p->checked.n_slabs);
 }
 
+/* The drafters read it minutes later, each for itself; a cut or foreign file is named here, before any of them is started. */
+static int check_trainer(const struct mr_rundir *d, const struct mr_prepared *p, struct mr_err *err)
+{
+    char path[MR_PATH + 64];
+    struct mr_st st;
+    int n;
+
+    if (mr_st_open(&st, mr_rundir_file(d, "latest/trainer.safetensors", path), err))
+        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+    n = st.n;
+    mr_st_close(&st);
+    if (n == 3 * p->checked.layout.n)
+        return 0;
+    return mr_err_set(err, MR_EXIT_CONFIG, "--resume: %s has %d tensors; the drafter's weights and moments are %d: it belongs to another run",
+                      path, n, 3 * p->checked.layout.n);
+}
+
 int mr_resume(struct mr_resume *r, const struct mr_rundir *d, const struct mr_prepared *p, struct mr_err *err)
 {
     char path[MR_PATH + 64];
@@ -51,6 +69,8 @@ int mr_resume(struct mr_resume *r, const struct mr_rundir *d, const struct mr_pr
         r->complete = 1;
         return 0;
     }
+    if (r->first_step && check_trainer(d, p, err))
+        return -1;
     MR_POINT("sup.resume.before_cut");
     bad = mr_ledger_cut(mr_rundir_file(d, "ledger.jsonl", path), r->first_step, p->shm.seg.microbatches_total, &cut, err);
     if (!bad)

@@ -287,20 +287,47 @@ int mr_rundir_drop_unpublished(const struct mr_rundir *d, unsigned latest)
 
 /* ---- run.json ------------------------------------------------------------------------------------------------------------------- */
 
+static json_t *int_array(const int *v, int n)
+{
+    json_t *a = json_array();
+
+    for (int i = 0; i < n; i++)
+        json_array_append_new(a, json_integer(v[i]));
+    return a;
+}
+
+/* What the weights mean, beside their number: a drafter trained with two of these would be good for neither. */
+static json_t *drafter_identity(const struct mr_checked *c)
+{
+    const struct mr_drafter_config *d = &c->drafter;
+    int sliding[MR_TOPO_LAYERS], causal[MR_TOPO_LAYERS];
+    char target[24];
+
+    snprintf(target, sizeof target, "%016" PRIx64, c->target_fingerprint);
+    for (int i = 0; i < d->n_layers; i++) {
+        sliding[i] = d->sliding[i];
+        causal[i] = d->causal[i];
+    }
+    return json_pack("{s:s, s:o, s:I, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:i, s:o, s:o, s:i}", "target", target, "target_layers",
+                     int_array(d->layer_ids, d->K), "parameters", (json_int_t)c->layout.P, "block_size", d->block_size, "mask_token_id",
+                     d->mask_token_id, "num_attention_heads", d->n_heads, "num_key_value_heads", d->n_kv_heads, "head_dim", d->head_dim,
+                     "rope_theta", d->rope_theta, "rms_norm_eps", d->rms_eps, "sliding_window", d->sliding_window, "sliding",
+                     int_array(sliding, d->n_layers), "causal", int_array(causal, d->n_layers), "window_origin", d->window_origin);
+}
+
 static json_t *identity(const struct mr_topology *t, const struct mr_checked *c)
 {
-    json_t *buckets = json_array(), *count = json_array();
+    json_t *count = json_array();
     char data[24];
 
-    for (int i = 0; i < t->data.n_buckets; i++) {
-        json_array_append_new(buckets, json_integer(t->data.buckets[i]));
+    for (int i = 0; i < t->data.n_buckets; i++)
         json_array_append_new(count, json_integer((json_int_t)c->bucket_n[i]));
-    }
     snprintf(data, sizeof data, "%016" PRIx64, mr_dataset_fingerprint(c->data));
-    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:o, s:I}", "run", t->run.name, "seed", (json_int_t)t->run.seed,
-                     "microbatches_per_step", mr_topo_places(t), "token_budget", t->data.token_budget, "buckets", buckets, "data", data,
-                     "microbatches_per_epoch", (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "microbatches_per_bucket", count,
-                     "drafter_parameters", (json_int_t)c->layout.P);
+    return json_pack("{s:s, s:I, s:i, s:i, s:o, s:s, s:i, s:o, s:o}", "run", t->run.name, "seed", (json_int_t)t->run.seed,
+                     "microbatches_per_step", mr_topo_places(t), "token_budget", t->data.token_budget, "buckets",
+                     int_array(t->data.buckets, t->data.n_buckets), "data", data, "microbatches_per_epoch",
+                     (int)(c->epoch[1].first_pos - c->epoch[0].first_pos), "microbatches_per_bucket", count, "drafter",
+                     drafter_identity(c));
 }
 
 int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
@@ -315,42 +342,54 @@ int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology
     return r;
 }
 
-static int same(const struct mr_json *then, const char *key, const json_t *now, struct mr_err *err)
+/* A key that is not there was written by an older version, and cannot be compared. */
+static int same(const struct mr_json *then, const char *ptr, const json_t *now, const char *other, struct mr_err *err)
 {
-    json_t *was = json_object_get(then->root, key);
-    char *a, *b, ptr[64];
+    json_t *was = mr_json_at(then->root, ptr);
+    char *a, *b;
     int r;
 
-    if (strcmp(key, "run") == 0 || json_equal(was, (json_t *)now))
+    if (!was || json_equal(was, now))
         return 0;
     a = json_dumps(was, JSON_ENCODE_ANY | JSON_COMPACT);
     b = json_dumps(now, JSON_ENCODE_ANY | JSON_COMPACT);
-    snprintf(ptr, sizeof ptr, "/%s", key);
     r = mr_json_error(then, ptr, err,
-                      "--resume: the run was started with %s, the topology now gives %s: the plan would be another one; "
-                      "restore it, or start a new run.dir",
-                      a ? a : "nothing", b ? b : "?");
+                      "--resume: the run was started with %s, the topology now gives %s: %s; restore it, or start a new run.dir",
+                      a ? a : "?", b ? b : "?", other);
     free(a);
     free(b);
     return r;
 }
 
+/* The members of `now` against those at `at` ("" or "/drafter"). */
+static int all_same(const struct mr_json *then, const char *at, json_t *now, const char *other, struct mr_err *err)
+{
+    json_t *value;
+    const char *key;
+    char ptr[64];
+
+    json_object_foreach(now, key, value)
+    {
+        snprintf(ptr, sizeof ptr, "%s/%s", at, key);
+        if (strcmp(ptr, "/run") && strcmp(ptr, "/drafter") && same(then, ptr, value, other, err))
+            return -1;
+    }
+    return 0;
+}
+
 int mr_rundir_check_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
 {
-    json_t *id, *value;
+    json_t *id;
     struct mr_json then;
-    const char *key;
     char path[FILE_PATH];
-    int r = 0;
+    int r;
 
     if (mr_json_load(&then, mr_rundir_file(d, "run.json", path), err))
         return mr_err_prefix(err, "--resume: there is no run to go on with");
     id = identity(t, c);
-    json_object_foreach(id, key, value)
-    {
-        if (r == 0)
-            r = same(&then, key, value, err);
-    }
+    r = all_same(&then, "", id, "the plan would be another one", err);
+    if (r == 0)
+        r = all_same(&then, "/drafter", json_object_get(id, "drafter"), "it would be another drafter", err);
     json_decref(id);
     mr_json_free(&then);
     return r;

@@ -419,6 +419,22 @@ def case_resume_ahead():
         r.save()
         p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
         need(p.returncode == 2 and "token_budget" in p.stderr, f"another plan must be refused: {p}")
+        r.data["data"]["token_budget"] = 256
+        r.data["train"]["epochs"] = 2
+        for where, key, value in (("target", "layers", [1, 2]), ("drafter", "block_size", 4), ("drafter", "mask_token_id", 2), ("drafter", "rope_theta", 77.0)):
+            was = r.data[where].get(key)
+            r.data[where][key] = value
+            r.save()
+            p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+            need(p.returncode == 2 and key in p.stderr and "another drafter" in p.stderr, f"another drafter must be refused: {p}")
+            r.data[where].pop(key)
+            if was is not None:
+                r.data[where][key] = was
+        r.save()
+        trainer = os.path.join(r.dir, "latest", "trainer.safetensors")
+        os.truncate(trainer, os.path.getsize(trainer) - 1)
+        p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "trainer.safetensors" in p.stderr and not r.shm(), f"a cut checkpoint must be refused before anything is started: {p}")
     finally:
         whole.close()
         r.close()
