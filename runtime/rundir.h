@@ -35,8 +35,8 @@ int mr_rundir_prune(const struct mr_rundir *d, unsigned latest, int keep);
 /* Resume: removes checkpoints newer than `latest` and half-made ones: they belong to steps that will be done again.  Number removed. */
 int mr_rundir_drop_unpublished(const struct mr_rundir *d, unsigned latest);
 
-/* run.json: what the plan and the meaning of the weights are functions of.  Written by a fresh start; a resume compares and refuses (MR_EXIT_CONFIG) with the key that
- * differs. */
+/* run.json: what the plan and the meaning of the weights are functions of.  Written by a fresh start; a resume compares and refuses
+ * (MR_EXIT_CONFIG) with the key that differs. */
 int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err);
 int mr_rundir_check_identity(const struct mr_rundir *d, const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err);
 

@@ -12,6 +12,7 @@
 #include "ipc/step.h"
 #include "ipc/wait.h"
 #include "runtime/cmd.h"
+#include "runtime/death.h"
 
 static const char *actor_state(unsigned state)
 {
@@ -36,8 +37,9 @@ static json_t *actor_json(const struct mr_actor_row *row, uint64_t now, int orph
 {
     unsigned why = mr_ld(&row->wait_reason), was = mr_ld(&row->state), state = orphan && was != MR_ACTOR_DONE ? MR_ACTOR_DEAD : was;
     uint64_t since = mr_ld(&row->wait_since_ns), first = mr_ld(&row->first_claim_ns);
-    int parked = why != MR_WAIT_NONE && why < MR_WAIT_REASONS && state == MR_ACTOR_RUNNING;
-    json_t *o = json_pack("{s:s, s:i, s:s, s:i, s:s}", "name", row->name, "pid", (int)mr_ld(&row->pid), "state", actor_state(state),
+    int parked = why != MR_WAIT_NONE && why < MR_WAIT_REASONS && state == MR_ACTOR_RUNNING, pid = (int)mr_ld(&row->pid);
+    int halted = state == MR_ACTOR_RUNNING && pid > 0 && mr_pid_state(pid) == 'T'; /* SIGSTOP: it looks busy from the segment */
+    json_t *o = json_pack("{s:s, s:i, s:s, s:i, s:s}", "name", row->name, "pid", pid, "state", halted ? "stopped" : actor_state(state),
                           "incarnation", (int)row->incarnation, "device", row->device);
 
     json_object_set_new(o, "wait", parked ? json_string(mr_wait_name(why)) : json_null());

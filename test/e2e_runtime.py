@@ -660,7 +660,9 @@ def case_pause():
         for name, pid in r.pids().items():
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.5)
+            s = r.status()
             os.kill(pid, signal.SIGCONT)
+            need(not s or any(a["name"] == name and a["state"] == "stopped" for a in s["actors"]), f"{name} is stopped: {s}")
             if r.proc.poll() is not None:
                 break
         r.must_end(0, "completed")
