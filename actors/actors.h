@@ -49,5 +49,6 @@ int mr_eval_main(int argc, char **argv);
 int mr_export_main(int argc, char **argv);
 int mr_devices_main(int argc, char **argv);
 int mr_bench_target_main(int argc, char **argv);
+int mr_bench_drafter_main(int argc, char **argv);
 
 #endif

@@ -223,6 +223,8 @@ int main(int argc, char **argv)
         return mr_export_main(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "bench-target"))
         return mr_bench_target_main(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "bench-drafter"))
+        return mr_bench_drafter_main(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "devices"))
         return mr_devices_main(argc - 1, argv + 1);
     return actor_main(argc, argv);

@@ -60,6 +60,15 @@ static int check_models(struct mr_checked *c, const struct mr_topology *t, struc
     return check_init(c, t, err);
 }
 
+/* What the attention of the cuda backend can do. */
+static int check_heads(const struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)
+{
+    for (int i = 0; i < t->n_actors; i++)
+        if (t->actor[i].kind == MR_DRAFTER && t->actor[i].engine == MR_ENGINE_CUDA && (c->drafter.head_dim % 8 || c->drafter.head_dim > 128))
+            return mr_json_error(&t->src, "/drafter/head_dim", err, "is %d; on a GPU a multiple of 8, at most 128, is wanted", c->drafter.head_dim);
+    return 0;
+}
+
 /* ---- slabs ---------------------------------------------------------------------------------------------------------------- */
 
 static void slab_arithmetic(struct mr_checked *c, const struct mr_topology *t)
@@ -230,7 +239,7 @@ int mr_check(struct mr_checked *c, const struct mr_topology *t, unsigned parts, 
     int seqs = t->data.token_budget / t->data.min_tokens, most = t->data.max_samples ? t->data.max_samples : MR_MAX_SEQS;
 
     memset(c, 0, sizeof *c);
-    if (check_models(c, t, err))
+    if (check_models(c, t, err) || check_heads(c, t, err))
         return -1;
     slab_arithmetic(c, t);
     c->plan_opts = (struct mr_plan_opts){.buckets = t->data.buckets,
