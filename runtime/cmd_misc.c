@@ -98,6 +98,7 @@ static int become_actor(int argc, char **argv)
         mr_err_set(&err, MR_EXIT_ENV, "out of memory");
         return mr_cmd_fail(&err);
     }
+    setenv("OMP_WAIT_POLICY", "passive", 0); /* as for the actors of a run (spawn.c) */
     args[0] = (char *)"millrace-actor";
     memcpy(args + 1, argv, (size_t)argc * sizeof *argv);
     execv(path, args);

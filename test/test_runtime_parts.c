@@ -115,12 +115,14 @@ static void test_spawn_passes_what_it_should(void **state)
     sigaddset(&some, SIGTERM);
     sigprocmask(SIG_BLOCK, &some, &before);
     /* the masks are read by the shell itself: a shell that starts a program blocks all signals for a moment */
-    assert_int_equal(run_shell("echo T=$OMP_NUM_THREADS; ls -l /proc/$$/fd; "
+    unsetenv("OMP_WAIT_POLICY");
+    assert_int_equal(run_shell("echo T=$OMP_NUM_THREADS; echo W=$OMP_WAIT_POLICY; ls -l /proc/$$/fd; "
                                "while read -r a b; do case $a in Sig*) printf '%s\\t%s\\n' $a $b ;; esac; done </proc/$$/status; "
                                "echo err >&2; exit 5",
                                &pipe_fd[0], 1, 3, out, sizeof out, &sig), 5);
     sigprocmask(SIG_SETMASK, &before, NULL);
     assert_non_null(strstr(out, "T=3\n"));
+    assert_non_null(strstr(out, "W=passive\n"));
     assert_non_null(strstr(out, "err\n"));
     assert_non_null(strstr(out, "SigBlk:\t0000000000000000"));
     assert_non_null(strstr(out, "SigIgn:\t"));
