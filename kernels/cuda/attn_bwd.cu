@@ -1,4 +1,5 @@
-/* Backward of the drafter's anchor attention, without atomics: the same bits in every run.
+/* Backward of the drafter's anchor attention, without atomics: the same bits in every run.  On Hopper attn_bwd_sm90.cu takes both passes of
+ * head sizes 64 and 128.
  *
  * With P the probabilities (recomputed from the saved log-sum-exp), D = rowsum(o * dO) and dS = P * (dO V^T - D):
  *     dV = P^T dO        dK = scale * dS^T Q        dQ = scale * dS K
@@ -10,7 +11,7 @@
  * wants its A operand.  A warp owns 16 keys and has all of dK and dV for them (128 registers at head size 128).
  * One key head serves nh/kv query heads: a key tile's block walks over all of them, or, when that gives the device too few blocks, each
  * query head gets its own block and f32 partial sums, which a last launch adds in order. */
-#include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/attn_bwd.cuh"
 
 #include <cmath>
 
@@ -18,8 +19,6 @@ enum {
     DQ_THREADS = 128, DQ_KEYS = 32,    /* query pass: 4 warps of 32 rows, two stages of 32 keys */
     KV_THREADS = 256, KV_QUERIES = 64, /* key pass: 8 warps of 16 keys, stages of 64 queries */
 };
-
-static const float LOG2E = 1.44269504088896340736f;
 
 /* ---- query pass -------------------------------------------------------------------------------------------------- */
 
@@ -288,50 +287,6 @@ __device__ static inline enum sight seen(const struct row_stats *st, int key, in
     return warp_min(min(a.lo, b.lo)) < key + 16 && warp_max(max(a.hi, b.hi)) > key ? SOME : NONE;
 }
 
-/* Writes 16 keys' dK or dV: to bf16 rows (set, or added when add), or to f32 partial sums. */
-template <int D>
-__device__ static inline void store_keys(const float acc[D / 8][4], float scale, int hd, int nk, int first, int lane, bf16 *dst, int ld,
-                                         bool add, float *part, int part_ld)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int r = first + lane / 4 + h * 8, col = (lane & 3) * 2;
-
-#pragma unroll
-        for (int d = 0; d < D / 8; d++) {
-            float x = acc[d][2 * h] * scale, y = acc[d][2 * h + 1] * scale;
-
-            if (r >= nk || d * 8 >= hd)
-                continue;
-            if (part) {
-                *(float2 *)(part + (size_t)r * part_ld + d * 8 + col) = make_float2(x, y);
-            } else {
-                uint32_t *p = (uint32_t *)(dst + (size_t)r * ld + d * 8 + col);
-
-                *p = add ? bf_pack(bf_lo(*p) + x, bf_hi(*p) + y) : bf_pack(x, y);
-            }
-        }
-    }
-}
-
-template <int D>
-__device__ static inline void store_tile(const struct attn_args &a, const struct kv_tile &t, int kh, int split, const float dk[D / 8][4],
-                                         const float dv[D / 8][4], int first, int lane)
-{
-    int width = a.kv * a.hd, ld = t.own ? a.lddb : a.lddc;
-    size_t at = (size_t)t.row * ld + kh * a.hd;
-    float *pk = NULL, *pv = NULL;
-
-    if (!t.own && a.splits > 1) {
-        size_t row = (size_t)split * a.part_rows + (size_t)t.slot * KV_ROWS;
-
-        pk = a.part_k + row * width + kh * a.hd;
-        pv = a.part_v + row * width + kh * a.hd;
-    }
-    store_keys<D>(dk, a.scale, a.hd, t.nk, first, lane, (t.own ? a.dbk : a.dck) + at, ld, !t.own, pk, width);
-    store_keys<D>(dv, 1.0f, a.hd, t.nk, first, lane, (t.own ? a.dbv : a.dcv) + at, ld, !t.own, pv, width);
-}
-
 /* The work of one warp on one stage of queries. */
 template <int D>
 __device__ static inline void key_step(const struct attn_args &a, const struct kv_tile &t, smem_t k, smem_t v, unsigned char *at,
@@ -452,15 +407,23 @@ int mr_cuda_attn_bwd_init(struct mr_cuda *c)
     return mr_cuda_check(c, cudaFuncSetAttribute(attn_dkv<128>, max, (int)kv_layout<128>::bytes(stages)), "attention set-up");
 }
 
+/* c_rows: rows of the context that exist. */
 template <int D>
-static int launch(struct mr_cuda *c, const struct attn_args *a, const struct attn_plan *p)
+static int launch(struct mr_cuda *c, const struct attn_args *a, const struct attn_plan *p, int q_rows, int c_rows)
 {
-    int stages = kv_layout<D>::bytes(2) <= c->smem_max ? 2 : 1;
+    int stages = kv_layout<D>::bytes(2) <= c->smem_max ? 2 : 1, e;
     dim3 q_grid((unsigned)a->nh, (unsigned)p->n_tiles), kv_grid((unsigned)(a->kv * a->splits), (unsigned)p->n_kv);
 
-    MR_LAUNCH(attn_dkv<D>, kv_grid, KV_THREADS, kv_layout<D>::bytes(stages), c->stream, *a, p->kv, stages);
+    e = mr_cuda_attn_dkv_sm90(c, a, p, q_rows, c_rows);
+    if (e == -ENOTSUP)
+        MR_LAUNCH(attn_dkv<D>, kv_grid, KV_THREADS, kv_layout<D>::bytes(stages), c->stream, *a, p->kv, stages);
+    else if (e)
+        return e;
     if (a->splits > 1)
         MR_LAUNCH(attn_add_parts, dim3(KV_ROWS, (unsigned)p->n_kv), 256, 0, c->stream, *a, p->kv);
+    e = mr_cuda_attn_dq_sm90(c, a, p, q_rows, c_rows);
+    if (e != -ENOTSUP)
+        return e;
     MR_LAUNCH(attn_dq<D>, q_grid, DQ_THREADS, dq_smem<D>(), c->stream, *a, p->tile);
     return mr_cuda_launched(c, "attention backward");
 }
@@ -505,7 +468,7 @@ int mr_cuda_attn_block_bwd(struct mr_k *k, const struct mr_k_blocks *b, const in
     struct mr_cuda *c = mr_cuda_of(k);
     struct attn_args a = {};
     struct attn_plan plan;
-    int e, rows = b->n * b->B;
+    int e, rows = b->n * b->B, c_rows;
 
     (void)cu;
     if (c->err)
@@ -528,5 +491,7 @@ int mr_cuda_attn_block_bwd(struct mr_k *k, const struct mr_k_blocks *b, const in
     if (e)
         return e;
     MR_LAUNCH(attn_delta, mr_cuda_div_up((long long)rows * nh * 16, 256), 256, 0, c->stream, rows * nh, hd, a.o, a.dO, (float *)a.delta);
-    return hd <= 32 ? launch<32>(c, &a, &plan) : hd <= 64 ? launch<64>(c, &a, &plan) : launch<128>(c, &a, &plan);
+    c_rows = host_cu[b->host_seq[b->n - 1] + 1];
+    return hd <= 32 ? launch<32>(c, &a, &plan, rows, c_rows) : hd <= 64 ? launch<64>(c, &a, &plan, rows, c_rows)
+                                                                          : launch<128>(c, &a, &plan, rows, c_rows);
 }

@@ -1,27 +1,25 @@
 /* Attention forward on Hopper (compute capability 9.0), head sizes 64 and 128; the rest stays with attn_fwd.cu.
  *
- * Blocks are persistent: one a multiprocessor, each taking every gridDim-th (tile, head) of the plan, whose tiles are sorted longest first.
- * A block is three warp groups.  One thread of the first copies tiles of 128 queries and 128 keys with the tensor copy engine, through two
- * stages, and runs ahead into the next tile while the others write the last one out.  The other two groups own 64 query rows each and
+ * Blocks are persistent, one a multiprocessor, and take (tile, head) pairs of the plan in turn.  One thread of a block copies tiles of 128
+ * queries and 128 keys with the tensor copy engine, through two stages, and runs ahead into the next tile while the others write the last
+ * one out.  Two warp groups own 64 query rows each and
  *     S = Q K(i+1)^T;  O += P(i) V(i);   while that runs: softmax of S, which becomes P(i+1)
  * and take turns at issuing products, so that one's softmax runs beside the other's products.  Probabilities stay in registers.
  *
  * Tiles are copied whole: a tile may hold rows of the sequence behind its own.  Their scores are masked and their probabilities exactly 0,
  * so they count for nothing as long as they are finite numbers.  This file is compiled for sm_90a alone (CMakeLists.txt). */
-#include "kernels/cuda/attn.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/attn_sm90.cuh"
 
 #include <cmath>
 
 enum {
-    KEYS = 128, STAGES = 2, GROUP = 128, THREADS = 3 * GROUP,
-    PANEL = 128 * 128,                 /* bytes of 128 rows of 64 columns */
+    KEYS = 128, STAGES = 2,
     ORDER = 1                          /* named barriers ORDER, ORDER + 1: a group's turn */
 };
 
 template <int D>
 struct layout {                        /* of shared memory */
-    static constexpr uint32_t tile = D / 64 * PANEL, q = 0, k = tile, v = k + STAGES * tile, o = v + STAGES * tile, bars = o + tile;
+    static constexpr uint32_t tile = tile_bytes<D, 128>, q = 0, k = tile, v = k + STAGES * tile, o = v + STAGES * tile, bars = o + tile;
     static constexpr uint32_t bytes = bars + 256;
 };
 
@@ -53,18 +51,16 @@ template <int D>
 __device__ static inline void load(smem_t dst, const CUtensorMap *map, int col, int row, smem_t bar)
 {
     bar_expect(bar, layout<D>::tile);
-#pragma unroll
-    for (int p = 0; p < D / 64; p++)
-        tensor_load(dst + p * PANEL, map, col + p * 64, row, bar);
+    load_boxes<D, 128>(dst, map, col, row, bar);
 }
 
 template <int D>
 __device__ static inline void produce(const struct attn_args &a, const struct maps &m, const struct attn_tile *tiles, int n_work,
                                       smem_t smem, smem_t bars)
 {
-    uint32_t at = 0, round = 0;        /* key tiles, and tiles, so far */
+    uint32_t at = 0;                   /* key tiles so far */
 
-    for (int i = blockIdx.x; i < n_work; i += gridDim.x, round++) {
+    for (int round = 0, i; (i = turn(round)) < n_work; round++) {
         const struct work w = work_of(a, tiles, i);
         const int kh = w.head / (a.nh / a.kv) * D;
 
@@ -88,34 +84,6 @@ __device__ static inline void produce(const struct attn_args &a, const struct ma
 struct rows {                          /* a lane's two rows */
     float max[2], sum[2], shrink[2];
 };
-
-/* Starts S = Q K^T for the group's 64 rows. */
-template <int D>
-__device__ static inline void start_scores(float (&s)[KEYS / 8][4], smem_t q, smem_t k)
-{
-    wgmma_pin(s);
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < D / 16; c++) {
-        const uint32_t off = c / 4 * PANEL + c % 4 * 32;
-
-        wgmma_ss(s, desc_of(q + off, 16), desc_of(k + off, 16), c > 0);
-    }
-    wgmma_commit();
-}
-
-/* Starts O += P V. */
-template <int D>
-__device__ static inline void start_values(float (&o)[D / 8][4], uint32_t (&p)[KEYS / 16][4], smem_t v)
-{
-    wgmma_pin(o);
-    wgmma_pin(p);
-    wgmma_fence();
-#pragma unroll
-    for (int c = 0; c < KEYS / 16; c++)
-        wgmma_rs(o, p[c], desc_of(v + c * 16 * 128, PANEL));
-    wgmma_commit();
-}
 
 /* Scores become probabilities; r->shrink is what the output so far must be multiplied with. */
 __device__ static inline void softmax(float (&s)[KEYS / 8][4], float scale, struct rows *r)
@@ -142,13 +110,6 @@ __device__ static inline void softmax(float (&s)[KEYS / 8][4], float scale, stru
     }
 }
 
-__device__ static inline void pack(uint32_t (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4])
-{
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; n++)
-        frag_c(p[n], s[2 * n], s[2 * n + 1]);
-}
-
 /* Masks key tile j where a row of the warp does not see all of it. */
 __device__ static inline void mask(const struct attn_args &a, const struct work &w, int j, int first, int lane, struct bounds *see,
                                    float (&s)[KEYS / 8][4])
@@ -161,36 +122,25 @@ __device__ static inline void mask(const struct attn_args &a, const struct work 
         mask_scores<KEYS, 1>(a, w.t, own, first, key, lane, &s);
 }
 
-/* Normalises the warp's 16 rows and writes them, through its own piece of shared memory so that stores are whole lines. */
+/* Normalises the warp's 16 rows and writes them, and their log-sum-exp. */
 template <int D>
 __device__ static inline void finish(const struct attn_args &a, const struct work &w, int warp_row, int lane, unsigned char *stage,
                                      const float (&o)[D / 8][4], const struct rows &r)
 {
-    constexpr int CHUNKS = D / 8, AT_ONCE = 32 / CHUNKS;
+    float inv[2];
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int row = lane / 4 + h * 8, q = warp_row + row;
-        float l = r.sum[h], inv;
+        int q = warp_row + lane / 4 + h * 8;
+        float l = r.sum[h];
 
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
-        inv = l > 0.0f ? 1.0f / l : 0.0f;
+        inv[h] = l > 0.0f ? 1.0f / l : 0.0f;
         if (a.lse && (lane & 3) == 0 && q < w.t.nq)
             a.lse[(size_t)(w.t.q0 + q) * a.nh + w.head] = l > 0.0f ? r.max[h] * a.scale + logf(l) : 0.0f;
-#pragma unroll
-        for (int d = 0; d < D / 8; d++)
-            *(uint32_t *)(stage + tile_at<D>(row, d) + (lane & 3) * 4) = bf_pack(o[d][2 * h] * inv, o[d][2 * h + 1] * inv);
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; i += AT_ONCE) {
-        int row = i + lane / CHUNKS, c = lane % CHUNKS;
-
-        if (warp_row + row < w.t.nq)
-            *(uint4 *)(a.o + (size_t)(w.t.q0 + warp_row + row) * a.ldo + w.head * D + c * 8) = *(const uint4 *)(stage + tile_at<D>(row, c));
-    }
-    __syncwarp();
+    store_rows<D>(o, inv[0], inv[1], w.t.nq - warp_row, lane, stage, a.o + (size_t)(w.t.q0 + warp_row) * a.ldo + w.head * D, a.ldo);
 }
 
 template <int D>
@@ -200,12 +150,12 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
     const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = (threadIdx.x - GROUP) / 32 * 16;
     const int first = warp_row + lane / 4;
     const smem_t q = smem + layout<D>::q + group * 64 * 128, k = smem + layout<D>::k, v = smem + layout<D>::v;
-    uint32_t at = 0, round = 0, p[KEYS / 16][4];
+    uint32_t at = 0, p[KEYS / 16][4];
     float o[D / 8][4], s[KEYS / 8][4];
 
     if (group == 1)
         named_arrive(ORDER, 2 * GROUP);                /* the first turn is group 0's */
-    for (int i = blockIdx.x; i < n_work; i += gridDim.x, round++, at++) {
+    for (int round = 0, i; (i = turn(round)) < n_work; round++, at++) {
         const struct work w = work_of(a, tiles, i);
         struct rows r = {{-INFINITY, -INFINITY}, {}, {}};
         struct bounds see;
@@ -215,7 +165,7 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
             o[d / 4][d % 4] = 0.0f;
         bar_wait(bars + Q_FULL * 8, round & 1);
         bar_wait(bars + (K_FULL + at % STAGES) * 8, at / STAGES & 1);
-        start_scores<D>(s, q, k + at % STAGES * layout<D>::tile);
+        start_rows<D, 128, KEYS>(s, q, k + at % STAGES * layout<D>::tile);
         wgmma_wait<0>();
         wgmma_pin(s);
         if (lane == 0)
@@ -228,9 +178,9 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
 
             bar_wait(bars + (K_FULL + next % STAGES) * 8, next / STAGES & 1);
             named_sync(ORDER + group, 2 * GROUP);
-            start_scores<D>(s, q, k + next % STAGES * layout<D>::tile);
+            start_rows<D, 128, KEYS>(s, q, k + next % STAGES * layout<D>::tile);
             bar_wait(bars + (V_FULL + at % STAGES) * 8, at / STAGES & 1);
-            start_values<D>(o, p, v + at % STAGES * layout<D>::tile);
+            start_sum<D, KEYS>(o, p, v + at % STAGES * layout<D>::tile);
             named_arrive(ORDER + 1 - group, 2 * GROUP);
             wgmma_wait<1>();
             wgmma_pin(s);
@@ -252,7 +202,7 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
         if (lane == 0)
             bar_arrive(bars + Q_FREE * 8);
         bar_wait(bars + (V_FULL + at % STAGES) * 8, at / STAGES & 1);
-        start_values<D>(o, p, v + at % STAGES * layout<D>::tile);
+        start_sum<D, KEYS>(o, p, v + at % STAGES * layout<D>::tile);
         wgmma_wait<0>();
         wgmma_pin(o);
         if (lane == 0)
@@ -262,7 +212,7 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
 }
 
 template <int D>
-__global__ void __launch_bounds__(THREADS, 1) attn_sm90(const __grid_constant__ struct attn_args a, const __grid_constant__ struct maps m,
+__global__ void __launch_bounds__(SM90_THREADS, 1) attn_sm90(const __grid_constant__ struct attn_args a, const __grid_constant__ struct maps m,
                                                         const struct attn_tile *tiles, int n_work)
 {
     MR_DYN_SMEM(base);
@@ -276,11 +226,11 @@ __global__ void __launch_bounds__(THREADS, 1) attn_sm90(const __grid_constant__ 
     }
     __syncthreads();
     if (threadIdx.x < GROUP) {
-        registers_fewer<24>();
+        registers_fewer<COPY_REGISTERS>();
         if (threadIdx.x == 0)
             produce<D>(a, m, tiles, n_work, smem, bars);
     } else {
-        registers_more<240>();
+        registers_more<COMPUTE_REGISTERS>();
         consume<D>(a, tiles, n_work, base, smem, bars);
     }
 }
@@ -291,11 +241,10 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                               CUtensorMapFloatOOBfill);
 
-/* Boxes of 128 rows and 64 columns of a (rows, cols; ld) tensor. */
-static int encode(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld)
+int mr_cuda_tensor_map(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld, int box_rows)
 {
     const cuuint64_t dim[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)ld * sizeof(bf16)};
-    const cuuint32_t box[2] = {64, 128}, step[2] = {1, 1};
+    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, step[2] = {1, 1};
     CUresult r = ((encode_fn)c->encode_tiled)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)p, dim, stride, box, step,
                                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -308,12 +257,9 @@ int mr_cuda_attn_sm90_init(struct mr_cuda *c)
 {
     const cudaFuncAttribute max = cudaFuncAttributeMaxDynamicSharedMemorySize;
     cudaDriverEntryPointQueryResult found;
-    int major = 0, minor = 0;
     void *fn = NULL;
 
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
-    if (major != 9 || minor != 0)
+    if (c->cc != 90)
         return 0;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found) != cudaSuccess ||
         found != cudaDriverEntryPointSuccess) {
@@ -332,14 +278,15 @@ int mr_cuda_attn_sm90(struct mr_cuda *c, const struct attn_args *a, const struct
 
     if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || a->ldo % 8 || !mr_cuda_aligned16(a->o))
         return -ENOTSUP;
-    if (encode(c, &m.q, a->q, q_rows, a->nh * a->hd, a->ldq) || encode(c, &m.ck, a->ck, c_rows, cols, a->ldc) ||
-        encode(c, &m.cv, a->cv, c_rows, cols, a->ldc))
+    if (mr_cuda_tensor_map(c, &m.q, a->q, q_rows, a->nh * a->hd, a->ldq, 128) ||
+        mr_cuda_tensor_map(c, &m.ck, a->ck, c_rows, cols, a->ldc, 128) || mr_cuda_tensor_map(c, &m.cv, a->cv, c_rows, cols, a->ldc, 128))
         return -ENOTSUP;
-    if (a->B && (encode(c, &m.bk, a->bk, q_rows, cols, a->ldb) || encode(c, &m.bv, a->bv, q_rows, cols, a->ldb)))
+    if (a->B && (mr_cuda_tensor_map(c, &m.bk, a->bk, q_rows, cols, a->ldb, 128) ||
+                 mr_cuda_tensor_map(c, &m.bv, a->bv, q_rows, cols, a->ldb, 128)))
         return -ENOTSUP;
     if (a->hd == 64)
-        MR_LAUNCH(attn_sm90<64>, grid, THREADS, layout<64>::bytes, c->stream, *a, m, p->tile, n_work);
+        MR_LAUNCH(attn_sm90<64>, grid, SM90_THREADS, layout<64>::bytes, c->stream, *a, m, p->tile, n_work);
     else
-        MR_LAUNCH(attn_sm90<128>, grid, THREADS, layout<128>::bytes, c->stream, *a, m, p->tile, n_work);
+        MR_LAUNCH(attn_sm90<128>, grid, SM90_THREADS, layout<128>::bytes, c->stream, *a, m, p->tile, n_work);
     return mr_cuda_launched(c, "attention");
 }

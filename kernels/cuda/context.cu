@@ -187,6 +187,7 @@ static int open_device(struct mr_cuda *c, char *err, size_t n)
         return -1;
     }
     c->sms = p.multiProcessorCount;
+    c->cc = p.major * 10 + p.minor;
     c->smem_max = p.sharedMemPerBlockOptin;
     return 0;
 }

@@ -32,7 +32,7 @@ enum { MR_CUDA_STAGES = 4 };
 
 struct mr_cuda {
     struct mr_k k;                     /* what callers hold; k.impl points back here */
-    int device, sms;
+    int device, sms, cc;               /* cc: compute capability, major * 10 + minor */
     size_t smem_max;                   /* dynamic shared memory a block may ask for */
     int err;                           /* 0, or -EIO for ever */
     cudaStream_t stream;

@@ -3,7 +3,8 @@
  * cuBLAS is column-major, so every row-major product is written as its transpose: y^T = W x^T and so on; no data moves for that.
  * The algorithm for a shape comes from the library's heuristic once and is kept in a direct-mapped table (packed microbatches bring new
  * row counts all the time, so the table must not grow: a collision only costs one more question to the heuristic).  The choice depends on
- * shape, alignment and device alone, and the library's results are then the same bits in every run.
+ * shape, alignment and device alone, and the library's results are then the same bits in every run.  Nothing is timed: a process that takes
+ * over from a killed one has no time for that, and a clock would choose differently from run to run.
  * A product for which Lt has no kernel (odd strides) goes to cublasGemmEx, which always has one. */
 #include "kernels/cuda/ctx.cuh"
 
@@ -12,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
-enum { TABLE = 4096 };
+enum { TABLE = 4096, CANDIDATES = 8 };
 static const size_t WORKSPACE = (size_t)64 << 20;
 
 struct product {                       /* D (r,c; ldd) = op(A) (r,k) * op(B) (k,c) [+ D], column-major */
@@ -107,12 +108,34 @@ static int describe(struct mr_cuda *c, const struct product *p, struct layouts *
     return 0;
 }
 
+/* The heuristic's first choice is right for a product alone.  In a run of large ones a Hopper is at its power limit, and there its kernels
+ * with tiles of 128x160, 168x128 and 176x128 do 2 to 8 % more (docs/performance.md), as the clock then falls less.  They are taken where they
+ * are offered and the product is large enough to keep the device busy for long. */
+static const cublasLtMatmulHeuristicResult_t *pick(const struct mr_cuda *c, const struct product *p,
+                                                   const cublasLtMatmulHeuristicResult_t *res, int n)
+{
+    enum { TILE_128x160 = 29, TILE_168x128 = 197, TILE_176x128 = 201 };    /* cublasLt.h; older ones do not name the last two */
+
+    if (c->cc != 90 || (double)p->r * p->c * p->k < 2e11)
+        return &res[0];
+    for (int i = 0; i < n; i++) {
+        int tile = 0;
+
+        if (res[i].state != CUBLAS_STATUS_SUCCESS ||
+            cublasLtMatmulAlgoConfigGetAttribute(&res[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, NULL))
+            continue;
+        if (tile == TILE_128x160 || tile == TILE_168x128 || tile == TILE_176x128)
+            return &res[i];
+    }
+    return &res[0];
+}
+
 /* Asks the heuristic for p; leaves has_algo 0 when there is no kernel. */
 static int choose(struct mr_cuda *c, struct slot *s, const struct product *p, struct layouts *l)
 {
     struct mr_cuda_gemms *g = c->gemms;
     cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t res;
+    cublasLtMatmulHeuristicResult_t res[CANDIDATES];
     uint32_t aa = 1u << p->align_a, ab = 1u << p->align_b, ad = 1u << p->align_d;
     int found = 0;
     cublasStatus_t st;
@@ -126,9 +149,9 @@ static int choose(struct mr_cuda *c, struct slot *s, const struct product *p, st
     cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &ab, sizeof ab);
     cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ad, sizeof ad);
     cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ad, sizeof ad);
-    st = cublasLtMatmulAlgoGetHeuristic(g->lt, &l->op, &l->a, &l->b, &l->d, &l->d, &pref, 1, &res, &found);
-    if (st == CUBLAS_STATUS_SUCCESS && found && res.state == CUBLAS_STATUS_SUCCESS) {
-        s->algo = res.algo;
+    st = cublasLtMatmulAlgoGetHeuristic(g->lt, &l->op, &l->a, &l->b, &l->d, &l->d, &pref, CANDIDATES, res, &found);
+    if (st == CUBLAS_STATUS_SUCCESS && found && res[0].state == CUBLAS_STATUS_SUCCESS) {
+        s->algo = pick(c, p, res, found)->algo;
         s->has_algo = 1;
     } else if (st != CUBLAS_STATUS_SUCCESS && st != CUBLAS_STATUS_NOT_SUPPORTED) {
         s->key.used = 0;

@@ -2,7 +2,7 @@
  *
  * A fiber switches by saving the callee-saved registers on its stack (x86-64, System V): swapcontext would cost two system calls a switch,
  * and a tile of attention needs some ten thousand. */
-#include "kernels/cuda/attn.cuh"
+#include "kernels/cuda/attn_bwd.cuh"
 
 #include <vector>
 
@@ -194,6 +194,16 @@ int mr_cuda_attn_sm90_init(struct mr_cuda *)
 }
 
 int mr_cuda_attn_sm90(struct mr_cuda *, const struct attn_args *, const struct attn_plan *, int, int)
+{
+    return -ENOTSUP;
+}
+
+int mr_cuda_attn_dkv_sm90(struct mr_cuda *, const struct attn_args *, const struct attn_plan *, int, int)
+{
+    return -ENOTSUP;
+}
+
+int mr_cuda_attn_dq_sm90(struct mr_cuda *, const struct attn_args *, const struct attn_plan *, int, int)
 {
     return -ENOTSUP;
 }
