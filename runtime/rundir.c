@@ -128,27 +128,6 @@ void mr_rundir_close(struct mr_rundir *d)
     d->lock_fd = -1;
 }
 
-int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_err *err)
-{
-    char path[FILE_PATH];
-    struct mr_json j;
-    json_t *n;
-    int r = 0;
-
-    *step = 0;
-    if (!has_content(d, "latest"))
-        return 0;
-    if (mr_json_load(&j, mr_rundir_file(d, "latest/state.json", path), err))
-        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
-    n = json_object_get(j.root, "step");
-    if (!json_is_integer(n) || json_integer_value(n) <= 0 || json_integer_value(n) > MR_STEP_MAX)
-        r = mr_json_error(&j, "/step", err, "--resume: need the number of the step, 1 to %u", MR_STEP_MAX);
-    else
-        *step = (unsigned)json_integer_value(n);
-    mr_json_free(&j);
-    return r;
-}
-
 static int sync_dir(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), r;
@@ -247,35 +226,81 @@ static int newest_first(const void *a, const void *b)
     return x > y ? -1 : x < y;
 }
 
-int mr_rundir_prune(const struct mr_rundir *d, unsigned latest, int keep)
+/* Steps of the complete checkpoints up to `max`, newest first.  Returns their number, *step is the caller's to free. */
+static size_t list_steps(const struct mr_rundir *d, long max, long **step)
 {
     char path[FILE_PATH];
-    DIR *dir;
+    DIR *dir = opendir(mr_rundir_file(d, "checkpoints", path));
     struct dirent *e;
-    long *step = NULL, floor_step;
     size_t n = 0;
 
-    if (keep <= 0 || !(dir = opendir(mr_rundir_file(d, "checkpoints", path))))
-        return 0;
-    while ((e = readdir(dir))) {
+    *step = NULL;
+    while (dir && (e = readdir(dir))) {
         long k = step_of(e->d_name);
-        long *more = k < 0 || k > (long)latest ? NULL : realloc(step, (n + 1) * sizeof *step);
+        long *more = k < 0 || k > max ? NULL : realloc(*step, (n + 1) * sizeof **step);
 
         if (more) {
-            step = more;
-            step[n++] = k;
+            *step = more;
+            more[n++] = k;
         }
     }
-    closedir(dir);
+    if (dir)
+        closedir(dir);
+    if (n)
+        qsort(*step, n, sizeof **step, newest_first);
+    return n;
+}
+
+int mr_rundir_prune(const struct mr_rundir *d, unsigned latest, int keep)
+{
+    long *step, floor_step;
+    size_t n = keep <= 0 ? 0 : list_steps(d, latest, &step);
+    int removed = 0;
+
+    if (keep <= 0)
+        return 0;
     if (n > (size_t)keep) {
-        qsort(step, n, sizeof *step, newest_first);
         floor_step = step[keep - 1];
-        n = (size_t)each_checkpoint(d, is_below, &floor_step);
-    } else {
-        n = 0;
+        removed = each_checkpoint(d, is_below, &floor_step);
     }
     free(step);
-    return (int)n;
+    return removed;
+}
+
+/* One checkpoint without `latest` is a first one that was never published.  Several: the link was lost, and starting again would throw
+ * them away. */
+static int latest_lost(const struct mr_rundir *d, struct mr_err *err)
+{
+    long *step;
+    size_t n = list_steps(d, MR_STEP_MAX, &step);
+    int r = 0;
+
+    if (n > 1)
+        r = mr_err_set(err, MR_EXIT_CONFIG, "--resume: %s has %zu checkpoints, but no link `latest` that says which one counts; "
+                       "to go on from the newest: ln -s checkpoints/step-%ld %s/latest", d->path, n, step[0], d->path);
+    free(step);
+    return r;
+}
+
+int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_err *err)
+{
+    char path[FILE_PATH];
+    struct mr_json j;
+    json_t *n;
+    int r = 0;
+
+    *step = 0;
+    if (!has_content(d, "latest"))
+        return latest_lost(d, err);
+    if (mr_json_load(&j, mr_rundir_file(d, "latest/state.json", path), err))
+        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+    n = json_object_get(j.root, "step");
+    if (!json_is_integer(n) || json_integer_value(n) <= 0 || json_integer_value(n) > MR_STEP_MAX)
+        r = mr_json_error(&j, "/step", err, "--resume: need the number of the step, 1 to %u", MR_STEP_MAX);
+    else
+        *step = (unsigned)json_integer_value(n);
+    mr_json_free(&j);
+    return r;
 }
 
 int mr_rundir_drop_unpublished(const struct mr_rundir *d, unsigned latest)

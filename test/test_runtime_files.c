@@ -285,7 +285,12 @@ static void test_latest(void **state)
     assert_int_equal(mr_rundir_set_latest(&d, 10), -ENOENT);
     assert_false(exists(f, "latest"));
     make_checkpoint(f, 10);
+    assert_int_equal(mr_rundir_resume_step(&d, &step, &err), 0);      /* one that was never published */
+    assert_int_equal(step, 0);
     make_checkpoint(f, 20);
+    assert_int_equal(mr_rundir_resume_step(&d, &step, &err), -1);     /* the link was lost */
+    assert_non_null(strstr(err.msg, "ln -s checkpoints/step-20"));
+    memset(&err, 0, sizeof err);
     assert_int_equal(mr_rundir_set_latest(&d, 10), 0);
     put(f, "latest.tmp", "left by a kill");
     assert_int_equal(mr_rundir_set_latest(&d, 20), 0);
