@@ -15,6 +15,7 @@ static const struct {
     {"restart", "[--runs N] [--json]            from SIGKILL of an actor to its items being claimable again", mr_bench_restart},
     {"kernels", "[--json]                       the cpu kernels at the demo's shapes", mr_bench_kernels},
     {"target", "--config DIR [--device D] ...  a target's forward pass beside its own matrix products", mr_bench_target},
+    {"drafter", "--config DIR [--device D] ... a drafter's whole optimizer step, without a target", mr_bench_drafter},
 #ifdef MR_HAVE_CUDA
     {"cuda", "                               the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
 #endif
