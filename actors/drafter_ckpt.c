@@ -1,7 +1,8 @@
 /* Checkpoints: copying state[N mod 2] out in the background.
  *
  * The state after step N-1 is read-only until step N+1 is applied, and that apply waits for the copier (mr_ckpt_blocks_apply).  So a thread
- * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own.  At most one copier exists in the run: the checkpoint word names it.
+ * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own.  At most
+ * one copier exists in the run: the checkpoint word names it.
  *
  *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json}   each file fsynced
  *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`

@@ -2,8 +2,9 @@
  *
  * `local` (one drafter): the sum is a copy.  `shm`, and `p2p` on GPUs: every drafter maps the arenas of its peers, in /dev/shm or over CUDA
  * IPC, also on another GPU, and sums the accumulators in rank order; D * P reads each, no message, nobody to wait for, no communicator that
- * a death could break.  A peer that dies meanwhile leaves its memory behind (its keeper's), and the sum is thrown away.  Edge E5: the peers' places are DONE (release) and whoever turned the word to REDUCE
- * has scanned them (acquire); zeroed accumulators are ordered by the applied and joined bits.
+ * a death could break.  A peer that dies meanwhile leaves its memory behind (its keeper's), and the sum is thrown away.  Edge E5: the
+ * peers' places are DONE (release) and whoever turned the word to REDUCE has scanned them (acquire); zeroed accumulators are ordered by
+ * the applied and joined bits.
  */
 #include "actors/reduce.h"
 

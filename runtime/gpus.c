@@ -47,6 +47,7 @@ int mr_gpus_parse(struct mr_gpus *g, const char *text, struct mr_err *err)
     memset(g, 0, sizeof *g);
     for (size_t i = 0; i < json_array_size(list) && i < MR_GPUS; i++)
         take_gpu(&g->gpu[g->n++], json_array_get(list, i));
+    g->nccl = (int)json_integer_value(json_object_get(o, "nccl"));
     if (why)
         rc = mr_err_set(err, MR_EXIT_ENV, "%s", why);
     else if (!json_is_array(list))
@@ -169,8 +170,8 @@ static int check_peers(const struct mr_gpus *g, const struct mr_topology *t, con
             if (a != b && index[a] >= 0 && index[b] >= 0 && has(t, a, MR_DRAFTER) && (has(t, b, MR_TARGET) || has(t, b, MR_DRAFTER)) &&
                 !g->gpu[index[a]].peer[index[b]])
                 return mr_err_set(err, MR_EXIT_ENV,
-                                  "/actors: the drafters on %s (%s) read hidden states or gradients on %s (%s), but those two GPUs have no peer access to "
-                                  "each other (nvidia-smi topo -p2p r); put targets and drafters on GPUs that have, or on the same one",
+                                  "/actors: the drafters on %s (%s) read hidden states or gradients on %s (%s), but those two GPUs have no peer "
+                                  "access to each other (nvidia-smi topo -p2p r); put targets and drafters on GPUs that have, or on the same one",
                                   t->device[a], g->gpu[index[a]].name, t->device[b], g->gpu[index[b]].name);
     return 0;
 }
@@ -209,6 +210,9 @@ int mr_gpus_check(const struct mr_gpus *g, const struct mr_topology *t, const st
 
     if (find_all(g, t, index, err) || check_peers(g, t, index, err))
         return -1;
+    if (t->train.reduce == 2 && !g->nccl)
+        return mr_err_set(err, MR_EXIT_ENV, "/train/reduce: is \"nccl\", but this build has no NCCL; use \"p2p\", or install NCCL and configure "
+                                            "again");
     for (int d = 0; d < t->n_devices; d++)
         if (index[d] >= 0 && check_room(&g->gpu[index[d]], t, c, d, f, err))
             return -1;
