@@ -50,7 +50,7 @@ bool skip_pos[NPOS];                     /* resume: in the ledger already */
 #define MAY_SEAL(e) ((e) <= EPOCH(s) + 1)                       /* looks at the step word alone */
 #else
 /* the slot of epoch e - 2 is free when its last ledger line is on disk: the line needs its sample ids */
-#define MAY_SEAL(e) ((e) <= EPOCH(s) + 1 && ((e) < 2 || ledger_done >= ((e) - 1) * PE))
+#define MAY_SEAL(e) ((e) < 2 || ledger_done >= ((e) - 1) * PE)
 #endif
 #endif
 #define SOME(p) (ph[0] == (p) || ph[NI - 1] == (p))

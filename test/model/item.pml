@@ -8,8 +8,8 @@
  * A process that is stopped (SIGSTOP) is one that is not scheduled: the supervisor may declare it dead at any time, but it KILLS AND REAPS
  * it first.  MUT_by_time leaves that out: then the stopped process wakes up after its items were given away.
  *
- * Properties: a drafter reads from a slab exactly what its item says; a microbatch enters the weights once; no item is READY in a lost
- * arena once that has been recovered; at the end nothing is lost and no slab is leaked; no invalid end state. */
+ * Properties: a drafter reads from a slab exactly what its item says, and opens no arena that is lost; a microbatch enters the weights once; at
+ * the end nothing is lost and no slab is leaked; no invalid end state. */
 #ifndef NI
 #define NI 2       /* items */
 #endif
@@ -48,8 +48,9 @@ byte ph[NI], ow[NI], inc[NI], pos[NI];        /* item word */
 byte islab[NI], igen[NI];                     /* its payload, plain */
 byte sk[NS], sa[NS], sb[NS];                  /* slab word: kind; slot, incarnation | index, position */
 byte data[2 * NS];                            /* [generation mod 2][slab]: an importer keeps the memory of a lost generation */
-byte gen[NT];                                 /* arena generation of a device; `lost` from the keeper's death to the new one */
-bool lost[NT], recovered[NT];
+byte gen[NT];                                 /* arena generation of a device; `lost` (0 in the code) from the keeper's death to the new one */
+bool lost[NT];
+bool sweep;                                   /* somebody left a slab behind: the supervisor looks for slabs without an item */
 bool committed; byte acc[NPOS], w[NPOS];      /* step word and arithmetic of the one drafter */
 byte cursor, kills, keeps;
 bool gone;                                    /* the drafter exited by itself */
@@ -63,8 +64,10 @@ chan die[SLOTS * INCS] = [0] of { bit };
 #define SLAB_IS(k, kind, a, b) (sk[k] == kind && sa[k] == a && sb[k] == b)
 #define SLAB(k, kind, a, b) sk[k] = kind; sa[k] = a; sb[k] = b
 #define DATA(k, g) data[((g) & 1) * NS + (k)]
-#define DONE(i) if :: cursor < NPOS -> SET(i, QUEUED, 0, 0); pos[i] = cursor; cursor++ :: else -> SET(i, FREE, 0, 0); pos[i] = 0 fi; islab[i] = 0; igen[i] = 0
-#define REQUEUE(i) SET(i, QUEUED, 0, 0); islab[i] = 0; igen[i] = 0
+#define DONE(i) if :: cursor < NPOS -> SET(i, QUEUED, 0, 0); pos[i] = cursor; cursor++ :: else -> SET(i, FREE, 0, 0); pos[i] = 0 fi; islab[i] = NO_SLAB; igen[i] = 0
+#define REQUEUE(i) SET(i, QUEUED, 0, 0)
+#define CURRENT(i) (igen[i] == gen[DEV(islab[i])] && !lost[DEV(islab[i])])
+#define NO_SLAB NS
 
 /* the device: what was launched lands some time */
 #define LAND(q) :: atomic { q < SLOTS * INCS && busy[q] -> \
@@ -99,12 +102,16 @@ end_item:
 #ifndef MUT_ready_early
      atomic { !busy[q] };                                      /* E1: host-confirmed */
 #endif
+     if                                                        /* mr_slab_assign; fields before the words */
+     :: atomic { KEEPS && lost[DEV(k)] }; end_lost: false      /* the arena is gone: exit, or killed with the device */
+     :: atomic { !(KEEPS && lost[DEV(k)]) -> if :: OWNED(i, EXTRACTING, t, n) -> islab[i] = k; igen[i] = gen[DEV(k)] :: else -> break fi }
+     fi;
 #ifdef MUT_ready_first
-     atomic { if :: OWNED(i, EXTRACTING, t, n) -> SET(i, READY, 0, 0); islab[i] = k; igen[i] = gen[DEV(k)] :: else -> break fi };
+     atomic { if :: OWNED(i, EXTRACTING, t, n) -> SET(i, READY, 0, 0) :: else -> break fi };
      atomic { if :: SLAB_IS(k, S_TARGET, t, n) -> SLAB(k, S_ITEM, i, p) :: else -> break fi };
 #else
      atomic { if :: SLAB_IS(k, S_TARGET, t, n) -> SLAB(k, S_ITEM, i, p) :: else -> break fi };
-     atomic { if :: OWNED(i, EXTRACTING, t, n) -> islab[i] = k; igen[i] = gen[DEV(k)]; SET(i, READY, 0, 0) :: else -> break fi };
+     atomic { if :: OWNED(i, EXTRACTING, t, n) -> SET(i, READY, 0, 0) :: else -> break fi };
 #endif
      atomic { k = 0; i = 0; p = 0 }
   od
@@ -123,13 +130,30 @@ end_idle:
   do
   :: atomic { ph[0] == READY || ph[NI - 1] == READY ->
        i = 0; do :: ph[i] != READY -> i++ :: else -> break od;
-       SET(i, DRAFTING, DRAFTER, n); p = pos[i]; k = islab[i];
-       /* a lost arena: only while its recovery is still on its way */
-       assert(igen[i] == gen[DEV(k)] && !(lost[DEV(k)] && recovered[DEV(k)])) };
-     if
-     :: atomic { LAUNCH(k, p, igen[i]) }                       /* mapped before, or still current */
+       SET(i, DRAFTING, DRAFTER, n); p = pos[i]; k = islab[i] };
 #if KEEPS
-     :: atomic { igen[i] != gen[DEV(k)] || lost[DEV(k)] }; gone = 1; false  /* cannot be opened any more: exit, a death like any other */
+     if
+#ifdef MUT_no_requeue
+     :: true
+#else
+     :: atomic { CURRENT(i) }
+     :: atomic { !CURRENT(i) };                                /* the hidden states are gone: mr_item_requeue, then look for another one */
+#ifndef MUT_requeue_names_slab
+        atomic { islab[i] = NO_SLAB };
+#endif
+        atomic { if :: OWNED(i, DRAFTING, DRAFTER, n) -> REQUEUE(i) :: else -> break fi };
+        atomic { sweep = 1; i = 0; k = 0; p = 0 }; goto end_idle
+#endif
+     fi;
+#endif
+     if
+     :: atomic { !KEEPS || CURRENT(i) -> LAUNCH(k, p, igen[i]) }
+#if KEEPS
+     :: atomic { !CURRENT(i) };                                /* lost just now: nobody can open it any more */
+#ifdef MUT_no_requeue
+        assert(false);
+#endif
+        gone = 1; false
 #endif
      fi;
 #ifndef MUT_acc_early
@@ -198,22 +222,19 @@ inline recover_target(v, n) {
   :: atomic { j >= NS -> j = 0; was[0] = NPOS; was[NI - 1] = NPOS; break }
   od
 }
+#define BACK(i) (OWNED(i, DRAFTING, DRAFTER, n) || (OWNED(i, ACCUMULATED, DRAFTER, n) && !committed))
+#ifdef MUT_stale_ready
+#define STALE_TOO true
+#else
+#define STALE_TOO false
+#endif
 inline recover_drafter(n) {
   do
-  :: atomic { i < NI && OWNED(i, DRAFTING, DRAFTER, n) ->
-#ifdef MUT_stale_ready
-       SET(i, READY, 0, 0);
-#else
-       if :: igen[i] == gen[DEV(islab[i])] && !lost[DEV(islab[i])] -> SET(i, READY, 0, 0) :: else -> free_slab(islab[i], i, pos[i]); REQUEUE(i) fi;
-#endif
-       i++ }
-  :: atomic { i < NI && OWNED(i, ACCUMULATED, DRAFTER, n) && !committed ->
-#ifdef MUT_stale_ready
-       SET(i, READY, 0, 0);
-#else
-       if :: igen[i] == gen[DEV(islab[i])] && !lost[DEV(islab[i])] -> SET(i, READY, 0, 0) :: else -> free_slab(islab[i], i, pos[i]); REQUEUE(i) fi;
-#endif
-       i++ }
+  :: atomic { i < NI && BACK(i) && (STALE_TOO || islab[i] == NO_SLAB || CURRENT(i)) ->
+       if :: islab[i] == NO_SLAB -> REQUEUE(i) :: else -> SET(i, READY, 0, 0) fi; i++ }
+  :: atomic { i < NI && BACK(i) && !STALE_TOO && islab[i] != NO_SLAB && !CURRENT(i) -> j = islab[i]; islab[i] = NO_SLAB };
+     atomic { REQUEUE(i) };
+     atomic { free_slab(j, i, pos[i]); j = 0; i++ }
   :: atomic { i < NI && OWNED(i, ACCUMULATED, DRAFTER, n) && committed ->
 #ifdef MUT_blind_free
        SLAB(islab[i], S_FREE, 0, 0) };
@@ -227,42 +248,51 @@ inline recover_drafter(n) {
 }
 inline spawn_target(v) { atomic { cur[v]++; run target(v, cur[v]) } }
 
-/* loss of the arena of device d: the generation first, then the actors of that device, then its READY items; the slab words before the new one */
-inline recover_keeper(d) {
-#ifndef MUT_keeper_no_restart
-  reap(PROC(d, cur[d]));
-  recover_target(d, cur[d]);
+/* slabs ITEM(i, p) whose item has moved on without them (mr_recover_slabs) */
+#define ORPHAN(j) (sk[j] == S_ITEM && (pos[sa[j]] != sb[j] || islab[sa[j]] != j || ph[sa[j]] == QUEUED || ph[sa[j]] == FREE))
+inline recover_slabs() {
+  do
+  :: atomic { j < NS && !ORPHAN(j) -> j++ }
+  :: atomic { j < NS && ORPHAN(j) -> i = sa[j]; p = sb[j] }; atomic { free_slab(j, i, p); i = 0; p = 0; j++ }
+  :: atomic { j >= NS -> j = 0; break }
+  od
+}
+#if KEEPS
+#define SWEEP recover_slabs()            /* every recovery ends with it */
+#else
+#define SWEEP skip
 #endif
+/* Loss of the arena of device d.  As the supervisor does it: nobody may take a slab there, READY items go back, then the actors of the device are
+ * killed (what they publish until then is met by the drafters), and only then may the next keeper register its generation. */
+#define GONE(i) (ph[i] == READY && DEV(islab[i]) == d)
+inline recover_keeper(d) {
   do
 #ifdef MUT_keeper_all
-  :: atomic { i < NI && (ph[i] == READY || ph[i] == DRAFTING || ph[i] == ACCUMULATED) && DEV(islab[i]) == d && igen[i] == gen[d] -> REQUEUE(i); i++ }
-  :: atomic { i < NI && !((ph[i] == READY || ph[i] == DRAFTING || ph[i] == ACCUMULATED) && DEV(islab[i]) == d && igen[i] == gen[d]) -> i++ }
-#else
-  :: atomic { i < NI && ph[i] == READY && DEV(islab[i]) == d && igen[i] == gen[d] -> REQUEUE(i); i++ }
-  :: atomic { i < NI && !(ph[i] == READY && DEV(islab[i]) == d && igen[i] == gen[d]) -> i++ }
+  :: atomic { i < NI && (ph[i] == DRAFTING || ph[i] == ACCUMULATED) && DEV(islab[i]) == d -> j = islab[i]; p = pos[i]; REQUEUE(i) };
+     atomic { free_slab(j, i, p); j = 0; p = 0; i++ }
 #endif
-  :: atomic { i >= NI -> i = 0; recovered[d] = 1; break }
+  :: atomic { i < NI && GONE(i) -> j = islab[i]; p = pos[i]; REQUEUE(i) };
+     atomic { free_slab(j, i, p); j = 0; p = 0; i++ }
+  :: atomic { i < NI && !GONE(i) -> i++ }
+  :: atomic { i >= NI -> i = 0; break }
   od;
-#ifdef MUT_register_first
-  atomic { gen[d]++; lost[d] = 0; recovered[d] = 0 };
-  spawn_target(d);
+#ifdef MUT_register_early
+  atomic { gen[d]++; lost[d] = 0 };
 #endif
-  do
-  :: atomic { j < NS -> if :: DEV(j) == d -> SLAB(j, S_FREE, 0, 0); DATA(j, gen[d] + 1) = GARBAGE :: else fi; j++ }
-  :: atomic { j >= NS -> j = 0; break }
-  od;
-#ifndef MUT_register_first
-  atomic { gen[d]++; lost[d] = 0; recovered[d] = 0 };
-#ifndef MUT_keeper_no_restart
+  reap(PROC(d, cur[d]));
+  recover_target(d, cur[d]);
+  recover_slabs();
+#ifndef MUT_register_early
+  atomic { gen[d]++; lost[d] = 0 };
+#endif
+  atomic { do :: j < NS -> if :: DEV(j) == d -> DATA(j, gen[d]) = GARBAGE :: else fi; j++ :: else -> break od; j = 0 };
   spawn_target(d)
-#endif
-#endif
 }
 
 active proctype supervisor() {
-  byte i, j, was[NI];
+  byte i, j, p, was[NI];
   atomic {
-    do :: i < NI -> SET(i, QUEUED, 0, 0); pos[i] = i; was[i] = NPOS; i++ :: else -> break od;
+    do :: i < NI -> SET(i, QUEUED, 0, 0); pos[i] = i; islab[i] = NO_SLAB; was[i] = NPOS; i++ :: else -> break od;
     cursor = NI; i = 0;
     do :: i < 2 * NS -> data[i] = GARBAGE; i++ :: else -> break od;
     i = 0;
@@ -278,14 +308,15 @@ active proctype supervisor() {
 #ifdef MUT_spawn_first
      :: reap(PROC(DRAFTER, cur[DRAFTER])); atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }; recover_drafter(cur[DRAFTER] - 1)
 #else
-     :: reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }
+     :: reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); SWEEP; atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }
 #endif
      fi
 #if KEEPS
-  :: atomic { gone -> gone = 0 }; reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }
+  :: atomic { gone -> gone = 0 }; reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); SWEEP; atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }
   :: atomic { keeps < KEEPS -> keeps++; lost[0] = 1 }; recover_keeper(0)
   :: atomic { keeps < KEEPS -> keeps++; lost[1] = 1 }; recover_keeper(1)
 #endif
+  :: atomic { sweep -> sweep = 0 }; recover_slabs()
   :: timeout -> break
   od;
   atomic {

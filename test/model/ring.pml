@@ -1,4 +1,4 @@
-/* The ring of hints: push, claim, help, re-push after a death, lap wrap (ipc/ring.h, design 4.1 and 4.2).
+/* The ring of hints: push, claim, help, re-push after a death, lap wrap (ipc/ring.c, mr_recover_rings; design 4.1, 4.2).
  *
  * Truth is the item word; a ring cell is a hint {lap, ticket, index}.  Every shared access is one step; the words are touched only inside
  * one atomic each.  Workers 0..NP-1 push, NP..NP+NC-1 claim.  The supervisor may kill any of them between any two steps and recovers
@@ -86,14 +86,8 @@ chan die[NW] = [0] of { bit };           /* 0: killed (then restarted), 1: stopp
 
 #define CAS(x, old, new) if :: x == (old) -> x = new :: else fi
 #define CAS_TAIL(r, t) if :: tail[r] == (t) -> assert(t < head[r] + CAP); tail[r] = (t) + 1 :: else fi
-#ifdef MUT_no_help_tail
-#define HELP_TAIL(r, t) skip
-#else
-#define HELP_TAIL(r, t) CAS_TAIL(r, t)
-#endif
 
-/* Local work is folded into the shared access before it; a word read for a loop is read again at its end, because the re-check below
- * throws an old one away anyhow. */
+/* Local work is folded into the shared access before it.  `head_seen` of the code is left out: an older head only leads to the look at head. */
 
 /* discard stale cells at the head */
 inline drain(r) {
@@ -101,13 +95,10 @@ inline drain(r) {
   do
   :: c = cell[CI(r, h)];
      if
-     :: atomic { h != head[r] -> h = head[r] }
-     :: atomic { h == head[r] && C_LAP(c) != LAP(h) -> break }
-     :: atomic { h == head[r] && C_LAP(c) == LAP(h) };
-        if
-        :: atomic { LIVE(c) -> break }
-        :: atomic { !LIVE(c) }; atomic { HELP_TAIL(r, h) }; atomic { CAS(head[r], h, h + 1); h = head[r] }
-        fi
+     :: atomic { C_LAP(c) != LAP(h) && h != head[r] -> h = head[r] }
+     :: atomic { C_LAP(c) != LAP(h) && h == head[r] -> break }
+     :: atomic { C_LAP(c) == LAP(h) && LIVE(c) -> break }
+     :: atomic { C_LAP(c) == LAP(h) && !LIVE(c) }; atomic { CAS(head[r], h, h + 1); h = head[r] }
      fi
   od
 }
@@ -124,28 +115,32 @@ inline push(r, ix, tk) {
   do
   :: c = cell[CI(r, t)];
      if
-#ifdef MUT_no_recheck
-#define SAME(t, r) true
-#else
-#define SAME(t, r) (t == tail[r])
-     :: atomic { t != tail[r] -> t = tail[r] }
-#endif
 #ifdef MUT_no_help_tail
-     :: atomic { SAME(t, r) && C_LAP(c) == LAP(t) }; atomic { t != tail[r] -> t = tail[r] }
+     :: atomic { C_LAP(c) == LAP(t) }; atomic { t != tail[r] -> t = tail[r] }
 #else
-     :: atomic { SAME(t, r) && C_LAP(c) == LAP(t) -> CAS_TAIL(r, t); t = tail[r] }
+     :: atomic { C_LAP(c) == LAP(t) -> CAS_TAIL(r, t); t = tail[r] }
 #endif
-     :: atomic { SAME(t, r) && C_LAP(c) != LAP(t) };
+#ifdef MUT_no_recheck
+     :: atomic { C_LAP(c) != LAP(t) };
+#else
+     :: atomic { C_LAP(c) != LAP(t) && t != tail[r] -> t = tail[r] }
+     :: atomic { C_LAP(c) != LAP(t) && t == tail[r] };
+#endif
         if
         :: atomic { t >= head[r] + CAP && !tries -> tries = 1 }; drain(r); t = tail[r]
-        :: atomic { t >= head[r] + CAP && tries ->
+        :: atomic { t >= head[r] + CAP && tries };
+           if
+           :: atomic { t != tail[r] -> t = tail[r] }         /* full for a position that is history */
+           :: atomic { t == tail[r] };
+              atomic {
 #ifdef NOFULL
-             assert(false);
+                assert(false);
 #endif
 #ifndef MUT_full_no_sweep
-             sweep = 1;
+                sweep = 1;
 #endif
-             PUSH_DONE; break }
+                PUSH_DONE; break }
+           fi
         :: atomic { t < head[r] + CAP };
            if
 #ifdef MUT_blind_store
@@ -169,24 +164,22 @@ inline claim(r, me) {
   do
   :: c = cell[CI(r, h)];
      if
-     :: atomic { h != head[r] -> h = head[r] }
-     :: atomic { h == head[r] && C_LAP(c) != LAP(h) -> CLAIM_DONE; break }
-     :: atomic { h == head[r] && C_LAP(c) == LAP(h) };
-#ifdef MUT_head_first
-        atomic { if :: head[r] == h -> head[r] = h + 1; ok = 1 :: else -> ok = 0 fi };
+     :: atomic { C_LAP(c) != LAP(h) && h != head[r] -> h = head[r] }
+     :: atomic { C_LAP(c) != LAP(h) && h == head[r] -> CLAIM_DONE; break }
+#if defined(MUT_head_first)
+     :: atomic { C_LAP(c) == LAP(h) -> if :: head[r] == h -> head[r] = h + 1; ok = 1 :: else -> ok = 0 fi };
         atomic { if :: ok && LIVE(c) -> TAKE(c) :: else fi };
-        atomic { HELP_TAIL(r, h); if :: a != 255 -> CLAIM_DONE; break :: else -> h = head[r] fi }
+        atomic { if :: a != 255 -> CLAIM_DONE; break :: else -> h = head[r] fi }
 #else
 #ifdef MUT_claim_plain
-        ok = LIVE(c);                                        /* test and store, no compare-and-swap */
+     :: atomic { C_LAP(c) == LAP(h) -> ok = LIVE(c) };         /* test and store, no compare-and-swap */
         atomic { if :: ok -> TAKE(c) :: else fi };
 #else
-        atomic { if :: LIVE(c) -> TAKE(c) :: else fi };
+     :: atomic { C_LAP(c) == LAP(h) -> if :: LIVE(c) -> TAKE(c) :: else fi };
 #endif
 #ifdef MUT_no_help_head
         if :: atomic { a == 255 -> head[r] != h } :: atomic { a != 255 } fi;        /* leave a stale cell to whoever claimed it */
 #endif
-        atomic { HELP_TAIL(r, h) };
         atomic { CAS(head[r], h, h + 1); if :: a != 255 -> CLAIM_DONE; break :: else -> h = head[r] fi }
 #endif
      fi
@@ -256,35 +249,49 @@ end_stopped:
   false
 }
 
-/* R3: a hint for every READY item that has none between head and tail */
+/* R3 (mr_recover_rings): words, then cells between head and tail, then a hint for every READY item that has none.  NONE: not wanted. */
+#define NONE 255
 #ifdef MUT_no_repush
 #define WANTED(i) false
 #else
 #ifdef MUT_repush_own
-#define WANTED(i) (ph[i] == READY && pos[i] % NR == r && mine[i])
+#define WANTED(i) (ph[i] == READY && mine[i])
 #else
-#define WANTED(i) (ph[i] == READY && pos[i] % NR == r)
+#define WANTED(i) (ph[i] == READY)
 #endif
 #endif
+#define WORD(i) (pos[i] << 3 | pub[i])
 inline repush() {
-  r = 0;
-  do
-  :: atomic { r < NR -> q0 = head[r]; i = 0 };
-     do
-     :: atomic { i < N && !WANTED(i) -> i++ }
-     :: atomic { i < N && WANTED(i) -> tk = pos[i] << 3 | pub[i]; e = tail[r] + 1; q = q0; ok = 0 };
-#ifndef MUT_repush_always
-        do
-        :: atomic { q <= e && !ok -> c = cell[CI(r, q)]; ok = (C_LAP(c) == LAP(q) && ((c >> 2) & 63) == tk && C_IX(c) == i); q++ }
-        :: atomic { !(q <= e && !ok) -> c = 0; q = 0; e = 0; break }
-        od;
+#ifndef MUT_sweep_last
+  sweep = 0;                                                 /* before the scan: a hint dropped during it raises it again */
 #endif
-        if :: atomic { !ok }; push(r, i, tk) :: atomic { ok } fi;
-        atomic { i++; tk = 0; ok = 0 }
-     :: atomic { i >= N -> r++; q0 = 0; i = 0; break }
-     od
+  do
+  :: atomic { i < N -> word[i] = (WANTED(i) -> WORD(i) : NONE); i++ }
+  :: atomic { i >= N -> i = 0; break }
+  od;
+#ifndef MUT_repush_always
+  do
+  :: atomic { r < NR -> q = head[r] };
+     atomic { e = (tail[r] + 1 > q + CAP -> q + CAP : tail[r] + 1) };
+     do
+     :: atomic { q < e -> c = cell[CI(r, q)];
+          if :: C_LAP(c) == LAP(q) && word[C_IX(c)] == ((c >> 2) & 63) -> word[C_IX(c)] = NONE :: else fi; q++; c = 0 }
+     :: atomic { q >= e -> q = 0; e = 0; break }
+     od;
+     atomic { r++ }
   :: atomic { r >= NR -> r = 0; break }
+  od;
+#endif
+  do
+  :: atomic { i < N && (word[i] == NONE || ph[i] != READY || word[i] != WORD(i)) -> i++ }
+  :: atomic { i < N && word[i] != NONE && ph[i] == READY && word[i] == WORD(i) -> tk = word[i]; r = pos[i] % NR };
+     push(r, i, tk);
+     atomic { r = 0; tk = 0; i++ }
+  :: atomic { i >= N -> i = 0; word[0] = NONE; word[N - 1] = NONE; break }
   od
+#ifdef MUT_sweep_last
+  ; sweep = 0
+#endif
 }
 
 inline recover() {
@@ -308,10 +315,10 @@ inline recover() {
 #define ALIVE(lo, n) ((n) > 1 && (!frozen[lo] || !frozen[(lo) + (n) - 1]) || !frozen[lo])
 
 active proctype supervisor() {
-  byte v, i, r, q, q0, e, t, h, tk; short c; bool ok, tries, mine[N];
+  byte v, i, r, q, e, t, h, tk, word[N]; short c; bool tries, mine[N];
   atomic {
     do :: i < N -> ph[i] = SRC; pos[i] = i; i++ :: else -> break od;
-    cursor = N; i = 0;
+    cursor = N; i = 0; word[0] = NONE; word[N - 1] = NONE;
     do :: i < NP -> run producer(i); i++ :: else -> break od;
     do :: i < NW -> run consumer(i); i++ :: else -> break od;
     i = 0 };
@@ -322,12 +329,7 @@ active proctype supervisor() {
   STOP(0)
   STOP(1)
   STOP(2)
-  :: sweep ->
-#ifdef MUT_sweep_last
-     repush(); sweep = 0
-#else
-     sweep = 0; repush()
-#endif
+  :: atomic { sweep }; repush()
   :: timeout ->                                              /* nobody can move: what is left must belong to a frozen process */
      atomic { i = 0;
        do

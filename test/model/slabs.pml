@@ -79,18 +79,28 @@ chan dieD[ND] = [0] of { bit };
 #else
 #define ANY(p, b) (IS(0, p, b) || IS(1, p, b) || IS(2, p, b) || IS(N - 1, p, b))
 #endif
-#if N > 4
-#define PICK(p, b) if :: IS(0, p, b) -> i = 0 :: IS(1, p, b) -> i = 1 :: IS(2, p, b) -> i = 2 :: IS(3, p, b) -> i = 3 :: IS(4, p, b) -> i = 4 :: N > 5 && IS(N - 1, p, b) -> i = N - 1 fi
+/* The ready rings: with FIFO the oldest of the bucket; else any, which has every order that concurrent pushes and re-pushes can make. */
+#ifdef FIFO
+chan ring[2] = [N] of { byte };
+#define PUSHED(i) ring[B(i)]!i
+#define TAKEN_BACK(i) if :: B(i) == 0 -> ring[0]??eval(i) :: else -> ring[1]??eval(i) fi
+#define PICK(b) if :: (b) == 0 -> ring[0]?i :: else -> ring[1]?i fi
 #else
-#define PICK(p, b) if :: IS(0, p, b) -> i = 0 :: IS(1, p, b) -> i = 1 :: IS(2, p, b) -> i = 2 :: N > 3 && IS(N - 1, p, b) -> i = N - 1 fi
+#define PUSHED(i) skip
+#define TAKEN_BACK(i) skip
+#if N > 4
+#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: IS(3, READY, b) -> i = 3 :: IS(4, READY, b) -> i = 4 :: N > 5 && IS(N - 1, READY, b) -> i = N - 1 fi
+#else
+#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: N > 3 && IS(N - 1, READY, b) -> i = N - 1 fi
+#endif
 #endif
 
 #define TAKE_SLAB k = 0; do :: !TAKEABLE(k) -> k++ :: else -> break od; sk[k] = S_TARGET; sx[k] = t
 #define EXTRACT(x) assert(ph[x] == QUEUED); ph[x] = EXTRACTING; ow[x] = t
 #define SKIP_COMMITTED do :: inp < N && ph[inp] == FREE -> inp++ :: else -> break od
 
-/* Eviction, after a device was lost: a re-queued item finds no slab, a place is open, and no READY item fits an open place.  Then the READY item on
- * this device that is last in the plan is queued again.  Two simpler rules fail: "whenever one finds no slab" (MUT_evict_any) drives items out
+/* Eviction, after a device was lost: a re-queued item finds no slab, nothing is being extracted, a place is open, and no READY item fits an open
+ * place.  Then the supervisor queues the READY item again that is last in the plan.  Two simpler rules fail: "whenever one finds no slab" (MUT_evict_any) drives items out
  * in turn for ever; "only one that is later in the plan than the waiting item" (MUT_evict_later) deadlocks, because the slab may go to another
  * waiting item, whose bucket is full, while an earlier one of that bucket holds the last slab. */
 #define EVICTABLE(j) ((j) < N && ph[j] == READY && REACH(sl[j], t))
@@ -102,7 +112,10 @@ chan dieD[ND] = [0] of { bit };
 #else
 #define MAY_EVICT(j) (EVICTABLE(j) && !SOME_PLACE && HUNGRY)
 #endif
-#define NO_SLAB (!TAKEABLE(0) && !TAKEABLE(1) && !TAKEABLE(2) && !TAKEABLE(3))
+/* none free, and none in the hands of a target: what that one extracts may be what is missing */
+#define IN_HAND(k) (S > (k) && sk[k] == S_TARGET)
+#define NO_SLAB (!TAKEABLE(0) && !TAKEABLE(1) && !TAKEABLE(2) && !TAKEABLE(3) && !IN_HAND(0) && !IN_HAND(1) && !IN_HAND(2) && !IN_HAND(3) && \
+                 !ANY(EXTRACTING, 0) && !ANY(EXTRACTING, 1))
 #define OPENP(p) ((p) < NPL && pst[p] == OPEN && ANY(READY, PB(p)))
 #define HUNGRY ((NPL > 0 && pst[0] == OPEN) || (NPL > 1 && pst[M - 1] == OPEN) || (NPL > 2 && pst[1] == OPEN))
 #define SOME_PLACE (OPENP(0) || (M > 1 && OPENP(M - 1)) || (M > 2 && OPENP(1)))
@@ -146,14 +159,7 @@ end_input:
 #endif
 #endif
      atomic { assert(sk[k] == S_TARGET && sx[k] == t); sk[k] = S_ITEM; sx[k] = i };
-     atomic { assert(ph[i] == EXTRACTING && ow[i] == t); ph[i] = READY; ow[i] = NONE; sl[i] = k; k = 0; i = 0 }
-#if DEVICE && !defined(MUT_no_evict)
-  :: atomic { degraded && nempty(retry) && NO_SLAB && (MAY_EVICT(0) || MAY_EVICT(1) || MAY_EVICT(2) || MAY_EVICT(3)) ->
-       i = N - 1; do :: !MAY_EVICT(i) -> i-- :: else -> break od;
-       k = sl[i]; ph[i] = QUEUED; sl[i] = NONE; evictions++; assert(evictions <= 2 * N) };
-     atomic { retry!i; i = 0 };                                /* queued first, then the slab */
-     atomic { if :: sk[k] == S_ITEM -> sk[k] = S_FREE; sx[k] = 0 :: else fi; k = 0 }
-#endif
+     atomic { assert(ph[i] == EXTRACTING && ow[i] == t); ph[i] = READY; ow[i] = NONE; sl[i] = k; PUSHED(i); k = 0; i = 0 }
   od
   } unless { atomic { dieT[t]?_ -> k = 0; i = 0 } };
 end_dead:
@@ -188,7 +194,7 @@ end_start:
 end_idle:
   do
 #ifdef MUT_prefetch_noplace
-  :: atomic { !two && (ANY(READY, 0) || ANY(READY, 1)) -> if :: ANY(READY, 0) -> PICK(READY, 0) :: ANY(READY, 1) -> PICK(READY, 1) fi; CLAIM(i); two = 1 }
+  :: atomic { !two && (ANY(READY, 0) || ANY(READY, 1)) -> if :: ANY(READY, 0) -> PICK(0) :: ANY(READY, 1) -> PICK(1) fi; CLAIM(i); two = 1 }
   :: atomic { two && ((pst[0] == OPEN && NPL > 0 && PB(0) == B(i)) || (NPL > 1 && pst[M - 1] == OPEN && PB(M - 1) == B(i))) ->
        if :: pst[0] == OPEN && NPL > 0 && PB(0) == B(i) -> p = 0 :: NPL > 1 && pst[M - 1] == OPEN && PB(M - 1) == B(i) -> p = M - 1 fi;
        pst[p] = TAKEN; pow[p] = d };
@@ -197,7 +203,7 @@ end_idle:
   :: atomic { SOME_PLACE -> PICK_PLACE(p) };
 pop:
      if
-     :: atomic { ANY(READY, PB(p)) -> PICK(READY, PB(p)); CLAIM(i) }
+     :: atomic { ANY(READY, PB(p)) -> PICK(PB(p)); CLAIM(i) }
 #ifdef MUT_no_giveback
      :: atomic { !ANY(READY, PB(p)) }; end_hold: ANY(READY, PB(p)); goto pop
 #else
@@ -209,7 +215,7 @@ work:
      :: atomic { SOME_PLACE -> PICK_PLACE(q) };                /* prefetch: a place of the same step, before the item */
         j = i;
         if
-        :: atomic { ANY(READY, PB(q)) -> PICK(READY, PB(q)); CLAIM(i); two = 1; q = q + 16 * i; i = j; j = q / 16; q = q % 16 }
+        :: atomic { ANY(READY, PB(q)) -> PICK(PB(q)); CLAIM(i); two = 1; q = q + 16 * i; i = j; j = q / 16; q = q % 16 }
         :: atomic { !ANY(READY, PB(q)) -> pst[q] = OPEN; pow[q] = 0; q = 0; i = j; j = 0 }
         fi
      :: atomic { true }
@@ -249,7 +255,7 @@ inline recover_drafter(v) {
        :: (ph[i] == DRAFTING || ph[i] == ACCUMULATED) && ow[i] == v ->
           if
           :: sk[sl[i]] == S_LOST -> ph[i] = QUEUED; sl[i] = NONE; retry!i
-          :: else -> ph[i] = READY
+          :: else -> ph[i] = READY; PUSHED(i)
           fi; ow[i] = NONE
        :: else
        fi; i++
@@ -260,7 +266,7 @@ inline recover_drafter(v) {
 #define NLEFT(k) (S > (k) && sk[k] != S_LOST && (k) >= UNREACHABLE -> 1 : 0)
 
 active proctype supervisor() {
-  byte i;
+  byte i, k, t = 1;                      /* t: the target that is left when device 0 is lost */
   atomic {
 #ifdef PLAN
     plan = PLAN;
@@ -275,11 +281,18 @@ active proctype supervisor() {
   :: atomic { kills < KILLS && first < N -> kills++; dieT[1]!0 }; recover_target(1); dieT[1]!0
   :: atomic { kills < KILLS && first < N -> kills++; dieD[0]!0 }; recover_drafter(0); dieD[0]!0
   :: atomic { kills < KILLS && first < N -> kills++; dieD[1]!0 }; recover_drafter(1); dieD[1]!0
+#if DEVICE && !defined(MUT_no_evict)
+  :: atomic { degraded && nempty(retry) && NO_SLAB && (MAY_EVICT(0) || MAY_EVICT(1) || MAY_EVICT(2) || MAY_EVICT(3)) ->
+       i = N - 1; do :: !MAY_EVICT(i) -> i-- :: else -> break od;
+       k = sl[i]; ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; evictions++; assert(evictions <= 2 * N) };
+     atomic { retry!i; i = 0 };                          /* queued first, then the slab */
+     atomic { if :: sk[k] == S_ITEM -> sk[k] = S_FREE; sx[k] = 0 :: else fi; k = 0 }
+#endif
   :: atomic { FROZEN && !frozen && first < N -> frozen = 1; dieT[0]!0 }
   :: atomic { DEVICE && !lost && first < N -> lost = 1; gone[0] = 1; dieT[0]!0 };       /* its target goes with it */
      recover_target(0);
      atomic {
-       do :: i < N -> if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; sl[i] = NONE; retry!i :: else fi; i++ :: else -> break od;
+       do :: i < N -> if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; retry!i :: else fi; i++ :: else -> break od;
        i = 0; do :: i < DEV0 -> sk[i] = S_LOST; sx[i] = 0; i++ :: else -> break od; i = 0;
 #ifndef MUT_no_exit
        if :: NLEFT(0) + NLEFT(1) + NLEFT(2) + NLEFT(3) < M -> failed = 1; goto over :: else fi; /* exit code 1, --resume */

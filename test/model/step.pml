@@ -284,7 +284,8 @@ inline recover() {
 #else
   atomic {
     if
-    :: ph == COLLECT || ph == REDUCE || ph == HALT || ph == REPAIR -> c = 1; ph = REPAIR; e++; rm = 0
+    :: ph == COLLECT || ph == REDUCE || ph == REPAIR -> c = 1; ph = REPAIR; e++; rm = 0
+    :: ph == HALT -> c = 1; e++                              /* has no places: nothing to repair, and nobody may claim */
     :: ph == COMMITTED -> c = 0;
 #ifndef MUT_committed_epoch
        e++
