@@ -37,6 +37,7 @@ int mr_devices_main(int argc, char **argv)
     for (int i = 0; i < n && !rc; i++)
         json_array_append_new(list, describe(&d[i], n));
     json_object_set_new(o, "devices", list);
+    json_object_set_new(o, "nccl", json_integer(mr_k_comm_version()));
     if (rc)
         json_object_set_new(o, "error", json_string(why));
     json_dumpf(o, stdout, JSON_COMPACT);

@@ -23,6 +23,7 @@ struct mr_batch {
 };
 
 struct mr_env;
+struct mr_k;
 
 struct mr_target_engine {
     void *self;
@@ -44,6 +45,7 @@ struct mr_draft_stats {              /* goes into the place record */
 /* The vectors of a state are "device memory": host memory on the cpu, and then the functions that say so are NULL. */
 struct mr_drafter_engine {
     void *self;
+    struct mr_k *k;              /* GPUs: what it computes with */
     int failure;                 /* exit code of a failed call that sets no err: MR_EXIT_CUDA on a GPU */
     /* acc (P) += numerator gradients of `b` at parameters `param` (P); host-confirmed on return (edge E2).  Never writes param or slab. */
     int (*accumulate)(void *self, const struct mr_batch *b, const void *slab, const float *param, float *acc, struct mr_draft_stats *st,

@@ -325,6 +325,7 @@ int mr_model_drafter_create(struct mr_drafter_engine *e, struct mr_env *env, con
                                     .zero = drafter_zero, .destroy = drafter_destroy,
                                     .failure = x->on_gpu ? MR_EXIT_CUDA : MR_EXIT_FAILED};
     if (x->on_gpu) {
+        e->k = x->k;
         e->put = drafter_put;
         e->read = drafter_read;
         e->prefetch = x->stage.pull ? drafter_prefetch : NULL;

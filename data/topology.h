@@ -61,6 +61,8 @@ struct mr_topology {
         int constant_lr;                          /* schedule: "cosine" (0) or "constant" (1) */
         int checkpoint_every_steps, keep_checkpoints;
         int deterministic;
+        int reduce;                               /* "auto" (0), "p2p" (1), "nccl" (2) */
+        int bf16_wire;                            /* reduce_wire: "fp32" (0), "bf16" (1) */
     } train;
     struct { int slabs_per_device; } queue;
     struct { int max; double window_s; double backoff_ms; double hang_s; } restart;

@@ -161,6 +161,28 @@ static int mixed_rule(const struct mr_topology *t, struct mr_err *err)
     return 0;
 }
 
+/* NCCL wants a GPU for each rank, and the other reductions read f32. */
+static int reduce_rule(const struct mr_topology *t, struct mr_err *err)
+{
+    const struct mr_topo_actor *a = t->actor;
+
+    if (t->train.bf16_wire && t->train.reduce != 2)
+        return mr_json_error(&t->src, "/train/reduce_wire", err, "is \"bf16\", which only /train/reduce \"nccl\" can send");
+    for (int i = 0; i < t->n_actors && t->train.reduce; i++) {
+        if (a[i].kind != MR_DRAFTER)
+            continue;
+        if (a[i].engine != MR_ENGINE_CUDA)
+            return mr_json_error(&t->src, "/train/reduce", err, "is for drafters on GPUs; drafter/%u is on %s: leave it \"auto\"", a[i].index,
+                                 a[i].device);
+        for (int k = 0; k < i && t->train.reduce == 2; k++)
+            if (a[k].kind == MR_DRAFTER && a[k].device_index == a[i].device_index)
+                return mr_json_error(&t->src, "/train/reduce", err,
+                                     "is \"nccl\", which allows one rank per GPU, but drafter/%u and drafter/%u are both on %s: use \"p2p\"",
+                                     a[k].index, a[i].index, a[i].device);
+    }
+    return 0;
+}
+
 /* "HOST:PORT", or "" */
 static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 {
@@ -177,7 +199,7 @@ static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 int mr_topology_rules(const struct mr_topology *t, struct mr_err *err)
 {
     return name_rule(t, err) || data_rules(t, err) || drafter_rules(t, err) || count_rules(t, err) || slab_rules(t, err) ||
-                   engine_rules(t, err) || mixed_rule(t, err) || listen_rule(t, err)
+                   engine_rules(t, err) || mixed_rule(t, err) || reduce_rule(t, err) || listen_rule(t, err)
                ? -1
                : 0;
 }

@@ -130,6 +130,11 @@ const struct mr_key mr_keys[] = {
      .dflt = "false",
      .doc = "true = item k of a step goes to drafter k mod D: the same weights bit for bit, whatever dies."},
 
+    {ENUM_KEY("/train/reduce", T(train.reduce), "auto|p2p|nccl"), .dflt = "\"auto\"", .alias = "allreduce|collective",
+     .doc = "Sum of the drafters' gradients on GPUs: p2p = each reads its peers' memory, in order; nccl = all-reduce; auto = p2p."},
+    {ENUM_KEY("/train/reduce_wire", T(train.bf16_wire), "fp32|bf16"), .dflt = "\"fp32\"", .alias = "wire_dtype|reduce_dtype",
+     .doc = "What travels with nccl: bf16 halves the bytes and rounds each drafter's sum."},
+
     {INT_KEY("/queue/slabs_per_device", T(queue.slabs_per_device), 1, MR_MAX_ITEMS), .alias = "slabs|slots|depth",
      .doc = "Places for hidden states per device that targets write to; all together at least grad_accum x drafters. Default: 2 x that."},
 

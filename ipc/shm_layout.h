@@ -325,7 +325,8 @@ struct mr_drafter_arena {
     uint64_t generation;         /* of the device arena that all this is about; 0 = /dev/shm */
     uint64_t comm_epoch;         /* nccl, rank 0: collective epoch + 1 that comm_id belongs to; stored last, with release */
     uint8_t comm_id[128];
-    uint8_t pad[4096 - 216];
+    uint64_t comm_word;          /* nccl: the REDUCE word whose sum this drafter has come to last */
+    uint8_t pad[4096 - 224];
 };
 #define MR_DRAFTER_MAGIC 0x5245544641524421ull
 

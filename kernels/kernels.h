@@ -77,6 +77,9 @@ struct mr_k_ops {
                        int ldq, const void *kx, const void *v, int ldkv, void *o, int ldo);
     /* m (rows,I) = silu(g) * u; g,u (rows,I; ldgu) */
     int (*swiglu)(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m);
+    /* m (rows,I) = silu(x Wg^T) * (x Wu^T) in one; x (rows,kk; ldx), W (2I,kk) with the gate rows first.  gu (rows,2I) is scratch: what it
+     * holds afterwards is not defined.  For forward passes that no backward follows. */
+    int (*linear_swiglu)(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m);
     /* dst (rows; ldd) = src (rows, cols; lds) */
     int (*copy2d)(struct mr_k *k, int rows, int cols, const void *src, int lds, void *dst, int ldd);
     /* dst (n, cols) = src[idx[i]] (rows of cols; lds) and its inverse dst[idx[i]] += src[i] (idx without duplicates) */
@@ -213,6 +216,26 @@ struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes);
 void mr_k_cuda_reader_destroy(struct mr_k_reader *r);
 /* The bytes (at most block_bytes) in host memory, valid until the next call.  NULL after a device error, which is logged. */
 const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes);
+
+/* ---- one sum over the ranks of a group (kernels/cuda/comm.cu: NCCL) ----------------------------------------------------------------------
+ * Nothing here waits for a peer: begin and sum only start, and poll says how far it is; so the caller can give up, by its own deadline or
+ * because a peer has died.  A communicator with a failed or abandoned operation is of no use any more: end it with `broken`, begin another. */
+enum { MR_K_COMM_ID = 128 };
+struct mr_k_comm;
+
+/* Version of the library, as 22809; 0: this build has none. */
+int mr_k_comm_version(void);
+/* One rank makes the id of a group and hands it to the others.  0 or -EIO with err. */
+int mr_k_comm_id(uint8_t id[MR_K_COMM_ID], char *err, size_t err_bytes);
+/* Starts to join.  NULL with err. */
+struct mr_k_comm *mr_k_comm_begin(struct mr_k *k, const uint8_t id[MR_K_COMM_ID], int rank, int ranks, char *err, size_t err_bytes);
+/* Starts dst (n) = sum over the ranks of src (n), device memory of `type` (F32 or BF16); src is final, and dst not in use, when this is
+ * called.  0 or -EIO with err. */
+int mr_k_comm_sum(struct mr_k_comm *c, const void *src, void *dst, size_t n, enum mr_k_dtype type, char *err, size_t err_bytes);
+/* Of what was started last: 0 = complete on the device, -EINPROGRESS, -EIO with err. */
+int mr_k_comm_poll(struct mr_k_comm *c, char *err, size_t err_bytes);
+/* NULL is allowed.  broken: abort.  -ETIMEDOUT: the library has not let go within `ms`; its thread still runs, so the process must end. */
+int mr_k_comm_end(struct mr_k_comm *c, int broken, unsigned ms);
 
 /* ---- random weights: the same numbers on every backend -------------------------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@ struct mr_gpu {
 
 struct mr_gpus {
     struct mr_gpu gpu[MR_GPUS];  /* in the order of CUDA_VISIBLE_DEVICES: cuda:0, cuda:1, ... */
-    int n;
+    int n, nccl;                 /* version of the actor program's NCCL, 0 = it has none */
 };
 
 /* Starts the actor program and reads its report; blocks for at most a minute.  0 (also without any GPU) or -1 with err (MR_EXIT_ENV). */

@@ -222,6 +222,39 @@ def case_kill_keeper():
         r.close()
 
 
+def case_nccl():
+    """An all-reduce over one rank is a copy; over two on two devices, the ordered sum (the fake device's is).  Two on one device are refused."""
+    one = undisturbed("nccl", 8, reduce="nccl")
+    same(one, on_cpu(1, max_steps=8) if e2e_gpu.FAKE else undisturbed("local", 8), "one rank")
+    r = All("refused", draft=("cuda:0", "cuda:0"), reduce="nccl")
+    try:
+        p = subprocess.run([e2e.MILLRACE, "check", r.topo], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "one rank per GPU" in p.stderr and "p2p" in p.stderr, f"{p}")
+    finally:
+        r.close()
+    if e2e_gpu.FAKE:
+        same(undisturbed("nccl2", 12, two_devices(), draft=("cuda:0", "cuda:1"), reduce="nccl"), on_cpu(2, max_steps=12), "two ranks")
+
+
+def case_nccl_points():
+    """A rank dies while the group is made, joined, or summing: the survivor gives its communicator up, and the next one gives the same bits."""
+    draft = ("cuda:0", "cuda:1")
+    want = undisturbed("calm", 6, two_devices(), draft=draft, reduce="nccl")
+    for point in ("reduce.id.made", "reduce.joining", "reduce.issued", "reduce.summed", "drafter.sum.done", "drafter.apply.done"):
+        for who in ("drafter/0", "drafter/1"):
+            if point == "reduce.id.made" and who == "drafter/1":
+                continue
+            r = All("point", max_steps=6, draft=draft, reduce="nccl")
+            try:
+                r.start(env={**two_devices(), "MR_FAULT": f"{point}:2:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")}
+                        if point not in ("reduce.id.made", "reduce.joining") else
+                        {**two_devices(), "MR_FAULT": f"{point}:1:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
+                same(finish(r, 6), want, f"{point}, {who}")
+                need(r.summary()["restarts"] == 1, f"{point}: {r.summary()}")
+            finally:
+                r.close()
+
+
 def case_init():
     """A run that begins with a checkpoint's weights."""
     r = All("first", max_steps=4)
