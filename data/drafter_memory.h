@@ -24,7 +24,7 @@ struct mr_drafter_work {
     uint64_t chunk;              /* activations and gradients of a chunk's block rows */
     uint64_t loss;               /* logits of a piece of the chunk */
     uint64_t scratch;            /* of the kernels */
-    uint64_t staging;            /* two slabs, when hidden states come from other GPUs */
+    uint64_t staging;            /* two slabs, when hidden states come from other GPUs; gradients in bf16, when those are sent */
     uint64_t total;
 };
 
