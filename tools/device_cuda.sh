@@ -57,6 +57,7 @@ case $what in
 bench | all)
     timeout 240 "$build/bin/millrace-bench" cuda ${2:+"$2"} >"$out/bench.txt" 2>&1 || { failed=1; echo "bench FAILED" >>"$summary"; }
     cat "$out/bench.txt"
+    python3 -c "import torch" 2>/dev/null && timeout 60 python3 tools/torch_products.py 2>&1 | tee "$out/torch_products.txt"
     ;;
 esac
 echo

@@ -131,7 +131,8 @@ __device__ static inline void key_probabilities(const struct query_stats *st, fl
 }
 
 /* dp becomes dS = P * (dP - delta). */
-__device__ static inline void key_ds(const struct query_stats *st, int lane, const float (&p)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4])
+__device__ static inline void key_ds(const struct query_stats *st, int lane, const float (&p)[QUERIES / 8][4],
+                                     float (&dp)[QUERIES / 8][4])
 {
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -145,8 +146,8 @@ __device__ static inline void key_ds(const struct query_stats *st, int lane, con
 
 /* One stage of queries.  k, v: the group's 64 rows; key: the lane's first key. */
 template <int D>
-__device__ static inline void key_step(const struct query_stats *st, bool masked, float scale, int key, int lane, smem_t k, smem_t v, smem_t q,
-                                       smem_t dO, float (&dk)[D / 8][4], float (&dv)[D / 8][4])
+__device__ static inline void key_step(const struct query_stats *st, bool masked, float scale, int key, int lane, smem_t k, smem_t v,
+                                       smem_t q, smem_t dO, float (&dk)[D / 8][4], float (&dv)[D / 8][4])
 {
     float s[QUERIES / 8][4], dp[QUERIES / 8][4];
     uint32_t pa[QUERIES / 16][4], sa[QUERIES / 16][4];
@@ -172,7 +173,8 @@ __device__ static inline void key_step(const struct query_stats *st, bool masked
 }
 
 template <int D>
-__device__ static inline void walk_queries(const struct attn_args &a, const struct key_work &w, unsigned char *base, smem_t smem, smem_t bars)
+__device__ static inline void walk_queries(const struct attn_args &a, const struct key_work &w, unsigned char *base, smem_t smem,
+                                           smem_t bars)
 {
     typedef dkv_layout<D> L;
     const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, first = (threadIdx.x - GROUP) / 32 * 16;
@@ -396,13 +398,21 @@ __global__ void __launch_bounds__(SM90_THREADS, 1) attn_dq_sm90(const __grid_con
 
 static int maps_of(struct mr_cuda *c, const struct attn_args *a, int q_rows, int c_rows, int q_box, struct maps *m)
 {
-    const int width = a->nh * a->hd, cols = a->kv * a->hd;
+    const struct {
+        CUtensorMap *map;
+        const bf16 *p;
+        int rows, cols, ld, box;
+    } t[] = {
+        {&m->q, a->q, q_rows, a->nh * a->hd, a->ldq, q_box}, {&m->dO, a->dO, q_rows, a->nh * a->hd, a->ldq, q_box},
+        {&m->ck, a->ck, c_rows, a->kv * a->hd, a->ldc, KEYS}, {&m->cv, a->cv, c_rows, a->kv * a->hd, a->ldc, KEYS},
+        {&m->bk, a->bk, q_rows, a->kv * a->hd, a->ldb, KEYS}, {&m->bv, a->bv, q_rows, a->kv * a->hd, a->ldb, KEYS},
+    };
 
-    if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || !mr_cuda_aligned16(a->dq) || c_rows == 0 ||
-        mr_cuda_tensor_map(c, &m->q, a->q, q_rows, width, a->ldq, q_box) || mr_cuda_tensor_map(c, &m->dO, a->dO, q_rows, width, a->ldq, q_box) ||
-        mr_cuda_tensor_map(c, &m->ck, a->ck, c_rows, cols, a->ldc, KEYS) || mr_cuda_tensor_map(c, &m->cv, a->cv, c_rows, cols, a->ldc, KEYS) ||
-        mr_cuda_tensor_map(c, &m->bk, a->bk, q_rows, cols, a->ldb, KEYS) || mr_cuda_tensor_map(c, &m->bv, a->bv, q_rows, cols, a->ldb, KEYS))
+    if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || !mr_cuda_aligned16(a->dq) || c_rows == 0)
         return -ENOTSUP;
+    for (const auto &x : t)
+        if (mr_cuda_tensor_map(c, x.map, x.p, x.rows, x.cols, x.ld, x.box))
+            return -ENOTSUP;
     return 0;
 }
 

@@ -140,12 +140,13 @@ __device__ static inline void finish(const struct attn_args &a, const struct wor
         if (a.lse && (lane & 3) == 0 && q < w.t.nq)
             a.lse[(size_t)(w.t.q0 + q) * a.nh + w.head] = l > 0.0f ? r.max[h] * a.scale + logf(l) : 0.0f;
     }
-    store_rows<D>(o, inv[0], inv[1], w.t.nq - warp_row, lane, stage, a.o + (size_t)(w.t.q0 + warp_row) * a.ldo + w.head * D, a.ldo);
+    store_rows<D>(o, inv[0], inv[1], w.t.nq - warp_row, lane, stage, a.o + (size_t)(w.t.q0 + warp_row) * a.ldo + w.head * D,
+                  a.ldo);
 }
 
 template <int D>
-__device__ static inline void consume(const struct attn_args &a, const struct attn_tile *tiles, int n_work, unsigned char *base, smem_t smem,
-                                      smem_t bars)
+__device__ static inline void consume(const struct attn_args &a, const struct attn_tile *tiles, int n_work, unsigned char *base,
+                                      smem_t smem, smem_t bars)
 {
     const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = (threadIdx.x - GROUP) / 32 * 16;
     const int first = warp_row + lane / 4;
@@ -212,8 +213,9 @@ __device__ static inline void consume(const struct attn_args &a, const struct at
 }
 
 template <int D>
-__global__ void __launch_bounds__(SM90_THREADS, 1) attn_sm90(const __grid_constant__ struct attn_args a, const __grid_constant__ struct maps m,
-                                                        const struct attn_tile *tiles, int n_work)
+__global__ void __launch_bounds__(SM90_THREADS, 1) attn_sm90(const __grid_constant__ struct attn_args a,
+                                                             const __grid_constant__ struct maps m, const struct attn_tile *tiles,
+                                                             int n_work)
 {
     MR_DYN_SMEM(base);
     const smem_t smem = smem_of(base), bars = smem + layout<D>::bars;

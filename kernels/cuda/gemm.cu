@@ -108,9 +108,9 @@ static int describe(struct mr_cuda *c, const struct product *p, struct layouts *
     return 0;
 }
 
-/* The heuristic's first choice is right for a product alone.  In a run of large ones a Hopper is at its power limit, and there its kernels
- * with tiles of 128x160, 168x128 and 176x128 do 2 to 8 % more (docs/performance.md), as the clock then falls less.  They are taken where they
- * are offered and the product is large enough to keep the device busy for long. */
+/* The heuristic's first choice is right for a product alone.  In a run of large ones a Hopper is at its power limit, and there kernels with
+ * tiles of 128x160, 168x128 and 176x128 do up to 8 % more than the first choice (docs/performance.md).  They are taken where they are
+ * offered and the product is large. */
 static const cublasLtMatmulHeuristicResult_t *pick(const struct mr_cuda *c, const struct product *p,
                                                    const cublasLtMatmulHeuristicResult_t *res, int n)
 {
