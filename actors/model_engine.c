@@ -14,6 +14,8 @@
 #include "actors/backend.h"
 #include "actors/dflash.h"
 #include "actors/target_model.h"
+#include "base/clock.h"
+#include "base/log.h"
 #include "data/drafter_memory.h"
 #include "data/safetensors.h"
 
@@ -277,16 +279,27 @@ static int open_stage(struct drafter *x, struct mr_err *err)
     return 0;
 }
 
+static double ms_since(uint64_t *t)
+{
+    uint64_t now = mr_now_ns(), from = *t;
+
+    *t = now;
+    return (double)(now - from) * 1e-6;
+}
+
 static int drafter_open(struct drafter *x, struct mr_env *env, unsigned slot, struct mr_err *err)
 {
     const struct mr_topology *t = x->t;
     const struct mr_topo_actor *a = &t->actor[slot];
     struct mr_dflash_opts o = {.gamma = t->train.loss_decay, .loss = t->train.loss, .train = 1, .rows = MR_DFLASH_LABELLED};
     struct mr_drafter_chunk chunk;
+    uint64_t at = mr_now_ns();
+    double context, weights;
 
     x->k = mr_backend_open(a->device, a->threads, t->train.deterministic, err);
     if (!x->k)
         return -1;
+    context = ms_since(&at);
     x->on_gpu = strcmp(x->k->op->name, "cpu") != 0;
     x->columns = x->c->drafter.K * x->c->drafter.target_hidden;
     chunk = mr_drafter_chunk_of(t, x->c->drafter.block_size, x->c->plan_opts.max_seqs, x->k->act_bytes);
@@ -297,6 +310,7 @@ static int drafter_open(struct drafter *x, struct mr_env *env, unsigned slot, st
         return mr_err_set(err, MR_EXIT_ENV, "out of memory");
     if (x->on_gpu && env ? lend_frozen(x, env, err) : load_frozen(x, err))
         return -1;
+    weights = ms_since(&at);
     if (mr_check_pulls(t, (int)a->device_index) && x->on_gpu && open_stage(x, err))
         return -1;
     o.max_tokens = chunk.max_tokens;
@@ -304,6 +318,8 @@ static int drafter_open(struct drafter *x, struct mr_env *env, unsigned slot, st
     o.max_blocks = chunk.max_blocks;
     o.chunk_rows = chunk.rows;
     x->d = mr_dflash_create(x->k, &x->c->drafter, &x->c->layout, &x->frozen, &o, err);
+    if (x->d && x->on_gpu && env)
+        mr_info("%s: context %.0f ms, weights %.0f ms, activations %.0f ms", a->device, context, weights, ms_since(&at));
     return x->d ? 0 : -1;
 }
 

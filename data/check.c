@@ -122,7 +122,8 @@ int mr_check_pulls(const struct mr_topology *t, int d)
 static void drafter_work(struct mr_drafter_work *w, struct mr_drafter_chunk *k, const struct mr_checked *c, const struct mr_topology *t, int d)
 {
     *k = mr_drafter_chunk_of(t, c->drafter.block_size, c->plan_opts.max_seqs, 2);
-    mr_drafter_work_bytes(w, &c->drafter, c->layout.P, k, 2, (mr_check_pulls(t, d) ? 2 * c->slab_bytes : 0) + (t->train.bf16_wire ? 2 * c->layout.P : 0));
+    mr_drafter_work_bytes(w, &c->drafter, c->layout.P, k, 2,
+                          (mr_check_pulls(t, d) ? 2 * c->slab_bytes : 0) + (t->train.bf16_wire ? 2 * c->layout.P : 0));
 }
 
 uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *t, int d)

@@ -149,7 +149,8 @@ def main():
             x.grad = None
         torch.nn.utils.clip_grad_norm_(masters, 1.0, foreach=True)
         opt.step()
-        torch._foreach_copy_(params, masters)
+        with torch.no_grad():
+            torch._foreach_copy_(params, masters)
         opt.zero_grad()
         return loss
 

@@ -99,12 +99,12 @@ if has run; then
 fi
 if has demo; then
   step demo 200 "$bin/millrace" run conf/demo-gpu-all.json --set "/run/dir=\"$out/demo\""
-  step demo-eval 120 "$bin/millrace" eval --target demo/target --draft "$out/demo/latest" --data demo/eval.safetensors --json
+  step demo-eval 120 "$bin/millrace" eval --target demo/target --draft "$out/demo/latest" --data demo/eval.safetensors --device cuda:0 --json
 fi
 if has demo3; then
   step demo3 300 "$bin/millrace" run conf/demo-gpu-all.json --set "/run/dir=\"$out/demo3\"" --set '/run/name="demo3"' --set '/train/epochs=3' \
     --set '/drafter/layers=3' --set '/drafter/anchors=64' --set '/train/lr=3e-3'
-  step demo3-eval 120 "$bin/millrace" eval --target demo/target --draft "$out/demo3/latest" --data demo/eval.safetensors --json
+  step demo3-eval 120 "$bin/millrace" eval --target demo/target --draft "$out/demo3/latest" --data demo/eval.safetensors --device cuda:0 --json
 fi
 
 echo
