@@ -5,9 +5,11 @@ usage: e2e_gpu_drafters.py BIN_DIR CASE [FAKE_ACTOR]      exit 0 = passed, 1 = f
 With FAKE_ACTOR (test/fake_cuda.c) every machine can run it, on as many devices as a case wants, and the final state must be the cpu run's bit
 for bit; without, a GPU is needed, and states are compared with those of other runs on it.  MR_KILLS, MR_STEPS and MR_SEED vary the kills.
 """
+import array
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -91,9 +93,27 @@ def case_one():
     same(a, on_cpu(1, max_steps=12) if e2e_gpu.FAKE else undisturbed("again", 12), "one drafter")
 
 
+def parameters(blob):
+    """The flat parameters of a trainer.safetensors."""
+    n = struct.unpack("<Q", blob[:8])[0]
+    out = array.array("f")
+    for name, t in sorted(json.loads(blob[8:8 + n]).items()):
+        if name != "__metadata__" and ".exp_avg" not in name:
+            begin, end = t["data_offsets"]
+            out.frombytes(blob[8 + n + begin:8 + n + end])
+    return out
+
+
+def distance(a, b):
+    return (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
+
+
 def case_p2p():
-    """Two drafters on one GPU."""
+    """Two drafters on one GPU: the weights of one drafter with twice the grad_accum, but for the order of the sums."""
     a = undisturbed("p2p", 12, draft=("cuda:0", "cuda:0"))
+    d = distance(parameters(a), parameters(undisturbed("twice", 12)))
+    need(d < 1e-4, f"two drafters against one with twice the grad_accum: relative distance {d:.1e}")
+    print(f"two drafters against one with twice the grad_accum: relative distance of the weights {d:.1e}")
     same(a, on_cpu(2, max_steps=12) if e2e_gpu.FAKE else undisturbed("again", 12, draft=("cuda:0", "cuda:0")), "two drafters")
 
 
