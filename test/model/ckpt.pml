@@ -1,11 +1,12 @@
-/* The checkpoint word: copy intent, background copy, the apply that waits, death of the copier, the final checkpoint (ipc/step.h, design 6.3).
+/* The checkpoint word: copy intent, background copy, the apply that waits, death of the copier, the final checkpoint (ipc/step.h,
+ * design 6.3).
  *
- * Two drafters in lockstep over STEPS steps, each with state[2] in its arena (a state is its step number, or TORN while it is written); a
- * checkpoint is wanted at every step.  The copy is a thread of the drafter that claimed it and dies with it.  Steps are abstract: commit is
- * one word change (step.pml has the rest).
+ * Two drafters in lockstep over STEPS steps, each with state[2] in its arena (a state is its step number, or TORN while it is written);
+ * a checkpoint is wanted at every step.  The copy is a thread of the drafter that claimed it and dies with it.  Steps are abstract:
+ * commit is one word change (step.pml has the rest).
  *
- * Properties: a directory that the word calls complete was written by one copier from one state that was not touched meanwhile; `latest`
- * never goes back; the final checkpoint is on disk at the end; no invalid end state. */
+ * Properties: a directory that the word calls complete was written by one copier from one state that was not touched meanwhile;
+ * `latest` never goes back; the final checkpoint is on disk at the end; no invalid end state. */
 #ifndef STEPS
 #define STEPS 3
 #endif

@@ -1,13 +1,13 @@
-/* Feeder, epochs, ledger, resume: cursor and claim, parity slots of the plan, ledger lines by the supervisor, death of the feeder and of the
- * supervisor (design 4.4 first row, 5, 6.3; ipc/item.h, ipc/seg.h).
+/* Feeder, epochs, ledger, resume: cursor and claim, parity slots of the plan, ledger lines by the supervisor, death of the feeder and
+ * of the supervisor (design 4.4 first row, 5, 6.3; ipc/item.h, ipc/seg.h).
  *
- * M = 1: step s trains one microbatch, any published one of its epoch, so the committed set is not a prefix of the plan.  The trainer stands for
- * targets and drafters and does not die here (step.pml, item.pml); the feeder dies KILLS times, the whole run SUPS times and is resumed
- * from the latest checkpoint.  A parity slot of .plan holds an epoch or TORN while it is written.
+ * M = 1: step s trains one microbatch, any published one of its epoch, so the committed set is not a prefix of the plan.  The trainer
+ * stands for targets and drafters and does not die here (step.pml, item.pml); the feeder dies KILLS times, the whole run SUPS times and
+ * is resumed from the latest checkpoint.  A parity slot of .plan holds an epoch or TORN while it is written.
  *
- * Properties: a claimed item has the tokens of its position; who reads a parity slot (place bucket, sample ids for the ledger) finds his epoch in
- * it; a microbatch enters the weights once; the checkpoint that `latest` names has its ledger lines on disk; at the end every position is in
- * exactly one line, in a step of its epoch; no invalid end state. */
+ * Properties: a claimed item has the tokens of its position; who reads a parity slot (place bucket, sample ids for the ledger) finds
+ * his epoch in it; a microbatch enters the weights once; the checkpoint that `latest` names has its ledger lines on disk; at the end
+ * every position is in exactly one line, in a step of its epoch; no invalid end state. */
 #ifndef E
 #define E 3        /* epochs */
 #endif
@@ -119,7 +119,8 @@ end_start:
      atomic { assert(tok[i] == pos[i]) };
      atomic { rec[s & 1] = pos[i] };
      atomic { ledger_done >= s };                              /* gate of REDUCE(s) */
-     atomic { assert(!((w >> pos[i]) & 1)); w = w | (1 << pos[i]); s++; ph[i] = FREE; i = 0 }      /* commit, apply, free, COLLECT(s + 1) */
+     /* commit, apply, free, COLLECT(s + 1) */
+     atomic { assert(!((w >> pos[i]) & 1)); w = w | (1 << pos[i]); s++; ph[i] = FREE; i = 0 }
   :: atomic { s >= NPOS }; end_done: false
   od
   } unless { dieT?_ };

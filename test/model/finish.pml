@@ -1,10 +1,11 @@
 /* The end of a run: FINISHED and the acknowledgements (design 6.4; mr_step_finish, mr_actor_row.acked).
  *
- * The last step, from its COLLECT on, with one microbatch: target, drafters 0 and 1, supervisor.  Before the commit the arena may be lost (KEEPS),
- * then the microbatch must be extracted once more.  Actors die at any step; a slot that has acknowledged is not started again.
+ * The last step, from its COLLECT on, with one microbatch: target, drafters 0 and 1, supervisor.  Before the commit the arena may be
+ * lost (KEEPS), then the microbatch must be extracted once more.  Actors die at any step; a slot that has acknowledged is not started
+ * again.
  *
- * Properties: whoever sees the sentinel sees all applied, the last ledger line and the final checkpoint on disk; every slot acknowledges exactly
- * once, and nobody after the end; no invalid end state (nobody waits for ever, the run ends). */
+ * Properties: whoever sees the sentinel sees all applied, the last ledger line and the final checkpoint on disk; every slot
+ * acknowledges exactly once, and nobody after the end; no invalid end state (nobody waits for ever, the run ends). */
 #ifndef KILLS
 #define KILLS 2
 #endif

@@ -1,15 +1,15 @@
-/* The life of an item with its slab, and what the supervisor makes of it after a death (ipc/item.h, ipc/slab.h, ipc/recover.h,
- * design 4.1, 4.3, 4.4, 6.5).
+/* The life of an item with its slab, and what the supervisor makes of it after a death (ipc/item.h, ipc/slab.h, ipc/recover.h, design
+ * 4.1, 4.3, 4.4, 6.5).
  *
  * Targets 0..NT-1 (device t), one drafter, one supervisor; device work is asynchronous: a launched kernel lands at any later moment,
  * also while its process is stopped, until the process is reaped.  Deaths at any step (KILLS), loss of a keeper = arena generation
- * (KEEPS).  Rings are ideal (a claimer looks at the item words; ring.pml has the rest), a step is one microbatch (step.pml has the rest),
- * and a freed item carries the next plan position at once (feeder.pml has the rest).
- * A process that is stopped (SIGSTOP) is one that is not scheduled: the supervisor may declare it dead at any time, but it KILLS AND REAPS
- * it first.  MUT_by_time leaves that out: then the stopped process wakes up after its items were given away.
+ * (KEEPS).  Rings are ideal (a claimer looks at the item words; ring.pml has the rest), a step is one microbatch (step.pml has the
+ * rest), and a freed item carries the next plan position at once (feeder.pml has the rest). A process that is stopped (SIGSTOP) is one
+ * that is not scheduled: the supervisor may declare it dead at any time, but it KILLS AND REAPS it first.  MUT_by_time leaves that out:
+ * then the stopped process wakes up after its items were given away.
  *
- * Properties: a drafter reads from a slab exactly what its item says, and opens no arena that is lost; a microbatch enters the weights once; at
- * the end nothing is lost and no slab is leaked; no invalid end state. */
+ * Properties: a drafter reads from a slab exactly what its item says, and opens no arena that is lost; a microbatch enters the weights
+ * once; at the end nothing is lost and no slab is leaked; no invalid end state. */
 #ifndef NI
 #define NI 2       /* items */
 #endif
@@ -48,7 +48,8 @@ byte ph[NI], ow[NI], inc[NI], pos[NI];        /* item word */
 byte islab[NI], igen[NI];                     /* its payload, plain */
 byte sk[NS], sa[NS], sb[NS];                  /* slab word: kind; slot, incarnation | index, position */
 byte data[2 * NS];                            /* [generation mod 2][slab]: an importer keeps the memory of a lost generation */
-byte gen[NT];                                 /* arena generation of a device; `lost` (0 in the code) from the keeper's death to the new one */
+/* arena generation of a device; `lost` (0 in the code) from the keeper's death to the new one */
+byte gen[NT];
 bool lost[NT];
 bool sweep;                                   /* somebody left a slab behind: the supervisor looks for slabs without an item */
 bool committed; byte acc[NPOS], w[NPOS];      /* step word and arithmetic of the one drafter */
@@ -64,7 +65,8 @@ chan die[SLOTS * INCS] = [0] of { bit };
 #define SLAB_IS(k, kind, a, b) (sk[k] == kind && sa[k] == a && sb[k] == b)
 #define SLAB(k, kind, a, b) sk[k] = kind; sa[k] = a; sb[k] = b
 #define DATA(k, g) data[((g) & 1) * NS + (k)]
-#define DONE(i) if :: cursor < NPOS -> SET(i, QUEUED, 0, 0); pos[i] = cursor; cursor++ :: else -> SET(i, FREE, 0, 0); pos[i] = 0 fi; islab[i] = NO_SLAB; igen[i] = 0
+#define DONE(i) if :: cursor < NPOS -> SET(i, QUEUED, 0, 0); pos[i] = cursor; cursor++ :: else -> SET(i, FREE, 0, 0); pos[i] = 0 fi; \
+    islab[i] = NO_SLAB; igen[i] = 0
 #define REQUEUE(i) SET(i, QUEUED, 0, 0)
 #define CURRENT(i) (igen[i] == gen[DEV(islab[i])] && !lost[DEV(islab[i])])
 #define NO_SLAB NS
@@ -137,7 +139,8 @@ end_idle:
      :: true
 #else
      :: atomic { CURRENT(i) }
-     :: atomic { !CURRENT(i) };                                /* the hidden states are gone: mr_item_requeue, then look for another one */
+     /* the hidden states are gone: mr_item_requeue, then look for another one */
+     :: atomic { !CURRENT(i) };
 #ifndef MUT_requeue_names_slab
         atomic { islab[i] = NO_SLAB };
 #endif
@@ -193,8 +196,8 @@ inline reap(x) {                                               /* killed and rea
 }
 inline free_slab(j, i, p) { if :: SLAB_IS(j, S_ITEM, i, p) -> SLAB(j, S_FREE, 0, 0) :: else fi }
 
-/* design 4.4.  The slabs of the dead are marked TARGET(dead) BEFORE their items are queued again: afterwards the word ITEM(i, pos) may be that of
- * the next target's slab for the same item. */
+/* design 4.4.  The slabs of the dead are marked TARGET(dead) BEFORE their items are queued again: afterwards the word ITEM(i, pos) may
+ * be that of the next target's slab for the same item. */
 inline recover_target(v, n) {
 #ifndef MUT_slab_by_word
   do
@@ -262,8 +265,8 @@ inline recover_slabs() {
 #else
 #define SWEEP skip
 #endif
-/* Loss of the arena of device d.  As the supervisor does it: nobody may take a slab there, READY items go back, then the actors of the device are
- * killed (what they publish until then is met by the drafters), and only then may the next keeper register its generation. */
+/* Loss of the arena of device d.  As the supervisor does it: nobody may take a slab there, READY items go back, then the actors of the
+ * device are killed (what they publish until then is met by the drafters), and only then may the next keeper register its generation. */
 #define GONE(i) (ph[i] == READY && DEV(islab[i]) == d)
 inline recover_keeper(d) {
   do
@@ -312,7 +315,8 @@ active proctype supervisor() {
 #endif
      fi
 #if KEEPS
-  :: atomic { gone -> gone = 0 }; reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); SWEEP; atomic { cur[DRAFTER]++; run drafter(cur[DRAFTER]) }
+  :: atomic { gone -> gone = 0 }; reap(PROC(DRAFTER, cur[DRAFTER])); recover_drafter(cur[DRAFTER]); SWEEP; atomic { cur[DRAFTER]++;
+    run drafter(cur[DRAFTER]) }
   :: atomic { keeps < KEEPS -> keeps++; lost[0] = 1 }; recover_keeper(0)
   :: atomic { keeps < KEEPS -> keeps++; lost[1] = 1 }; recover_keeper(1)
 #endif

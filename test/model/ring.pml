@@ -87,7 +87,8 @@ chan die[NW] = [0] of { bit };           /* 0: killed (then restarted), 1: stopp
 #define CAS(x, old, new) if :: x == (old) -> x = new :: else fi
 #define CAS_TAIL(r, t) if :: tail[r] == (t) -> assert(t < head[r] + CAP); tail[r] = (t) + 1 :: else fi
 
-/* Local work is folded into the shared access before it.  `head_seen` of the code is left out: an older head only leads to the look at head. */
+/* Local work is folded into the shared access before it.  `head_seen` of the code is left out: an older head only leads to the look at
+ * head. */
 
 /* discard stale cells at the head */
 inline drain(r) {
@@ -201,12 +202,14 @@ end_idle:
      push(pos[i] % NR, i, tk);
      atomic { ph[i] = READY; ow[i] = 0; PUB1(i) };
 #else
-     atomic { assert(ph[i] == HELD && ow[i] == me); ph[i] = READY; ow[i] = 0; PUB1(i); PUSHED(i); pusher[i] = me + 1; tk = pos[i] << 3 | pub[i]; a = pos[i] % NR };
+     atomic { assert(ph[i] == HELD && ow[i] == me); ph[i] = READY; ow[i] = 0; PUB1(i); PUSHED(i); pusher[i] = me + 1;
+       tk = pos[i] << 3 | pub[i]; a = pos[i] % NR };
      push(a, i, tk);
 #endif
      atomic { if :: pusher[i] == me + 1 -> pusher[i] = 0 :: else fi; i = 0; a = 0; tk = 0 }
   od
-  } unless { atomic { die[me]?ok -> t = 0; h = 0; i = 0; a = 0; tk = 0; c = 0; tries = 0; if :: ok -> ok = 0; goto end_stopped :: else fi } };
+  } unless { atomic { die[me]?ok -> t = 0; h = 0; i = 0; a = 0; tk = 0; c = 0; tries = 0; if :: ok -> ok = 0; goto end_stopped
+    :: else fi } };
 end_dead:
   die[me]?ok; goto end_again;                                /* recovered: the next incarnation */
 end_stopped:

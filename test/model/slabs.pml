@@ -2,12 +2,12 @@
  *
  * Two targets, two drafters, two buckets, M places a step whose buckets are those of the step's group of the plan; the plan itself is
  * chosen at the start (-DPLAN=<bit mask> fixes it: bit i is the bucket of position i).  Rings are ideal; which READY item of a bucket a
- * drafter gets is left open (any order that a ring may have is among them).  The commit is one step (step.pml has the rest).
- * DEVICE: slab k and target t lie on device 0 or 1, device 0 may be lost for good at any moment.  FROZEN: target 0 may stop for good.
- * RESUME: the run starts at step 1 with the microbatches of mask RESUME committed (any M of them with the buckets of group 0).
+ * drafter gets is left open (any order that a ring may have is among them).  The commit is one step (step.pml has the rest). DEVICE:
+ * slab k and target t lie on device 0 or 1, device 0 may be lost for good at any moment.  FROZEN: target 0 may stop for good. RESUME:
+ * the run starts at step 1 with the microbatches of mask RESUME committed (any M of them with the buckets of group 0).
  *
- * Properties: when nothing can move (timeout) all is committed, or the run has ended because fewer than M slabs are left; a slab belongs to
- * one item; evictions come to an end; no place is held by a drafter without an item at rest; no invalid end state. */
+ * Properties: when nothing can move (timeout) all is committed, or the run has ended because fewer than M slabs are left; a slab
+ * belongs to one item; evictions come to an end; no place is held by a drafter without an item at rest; no invalid end state. */
 #ifndef N
 #define N 4
 #endif
@@ -89,9 +89,11 @@ chan ring[2] = [N] of { byte };
 #define PUSHED(i) skip
 #define TAKEN_BACK(i) skip
 #if N > 4
-#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: IS(3, READY, b) -> i = 3 :: IS(4, READY, b) -> i = 4 :: N > 5 && IS(N - 1, READY, b) -> i = N - 1 fi
+#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: IS(3, READY, b) -> i = 3 \
+    :: IS(4, READY, b) -> i = 4 :: N > 5 && IS(N - 1, READY, b) -> i = N - 1 fi
 #else
-#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: N > 3 && IS(N - 1, READY, b) -> i = N - 1 fi
+#define PICK(b) if :: IS(0, READY, b) -> i = 0 :: IS(1, READY, b) -> i = 1 :: IS(2, READY, b) -> i = 2 :: N > 3 && \
+    IS(N - 1, READY, b) -> i = N - 1 fi
 #endif
 #endif
 
@@ -99,10 +101,11 @@ chan ring[2] = [N] of { byte };
 #define EXTRACT(x) assert(ph[x] == QUEUED); ph[x] = EXTRACTING; ow[x] = t
 #define SKIP_COMMITTED do :: inp < N && ph[inp] == FREE -> inp++ :: else -> break od
 
-/* Eviction, after a device was lost: a re-queued item finds no slab, nothing is being extracted, a place is open, and no READY item fits an open
- * place.  Then the supervisor queues the READY item again that is last in the plan.  Two simpler rules fail: "whenever one finds no slab" (MUT_evict_any) drives items out
- * in turn for ever; "only one that is later in the plan than the waiting item" (MUT_evict_later) deadlocks, because the slab may go to another
- * waiting item, whose bucket is full, while an earlier one of that bucket holds the last slab. */
+/* Eviction, after a device was lost: a re-queued item finds no slab, nothing is being extracted, a place is open, and no READY item
+ * fits an open place.  Then the supervisor queues the READY item again that is last in the plan.  Two simpler rules fail: "whenever one
+ * finds no slab" (MUT_evict_any) drives items out in turn for ever; "only one that is later in the plan than the waiting item"
+ * (MUT_evict_later) deadlocks, because the slab may go to another waiting item, whose bucket is full, while an earlier one of that
+ * bucket holds the last slab. */
 #define EVICTABLE(j) ((j) < N && ph[j] == READY && REACH(sl[j], t))
 #define WAITS(x) (ph[x] == QUEUED && (x) < inp)
 #if defined(MUT_evict_any)
@@ -114,7 +117,8 @@ chan ring[2] = [N] of { byte };
 #endif
 /* none free, and none in the hands of a target: what that one extracts may be what is missing */
 #define IN_HAND(k) (S > (k) && sk[k] == S_TARGET)
-#define NO_SLAB (!TAKEABLE(0) && !TAKEABLE(1) && !TAKEABLE(2) && !TAKEABLE(3) && !IN_HAND(0) && !IN_HAND(1) && !IN_HAND(2) && !IN_HAND(3) && \
+#define NO_SLAB (!TAKEABLE(0) && !TAKEABLE(1) && !TAKEABLE(2) && !TAKEABLE(3) && !IN_HAND(0) && !IN_HAND(1) && !IN_HAND(2) && \
+    !IN_HAND(3) && \
                  !ANY(EXTRACTING, 0) && !ANY(EXTRACTING, 1))
 #define OPENP(p) ((p) < NPL && pst[p] == OPEN && ANY(READY, PB(p)))
 #define HUNGRY ((NPL > 0 && pst[0] == OPEN) || (NPL > 1 && pst[M - 1] == OPEN) || (NPL > 2 && pst[1] == OPEN))
@@ -167,7 +171,8 @@ end_dead:
 }
 
 #define CLAIM(i) ph[i] = DRAFTING; ow[i] = d
-#define PICK_PLACE(x) if :: OPENP(0) -> x = 0 :: M > 1 && OPENP(M - 1) -> x = M - 1 :: M > 2 && OPENP(1) -> x = 1 fi; pst[x] = TAKEN; pow[x] = d
+#define PICK_PLACE(x) if :: OPENP(0) -> x = 0 :: M > 1 && OPENP(M - 1) -> x = M - 1 :: M > 2 && OPENP(1) -> x = 1 fi; pst[x] = TAKEN; \
+    pow[x] = d
 
 inline commit() {                        /* with the last place: all of the step is applied, slabs first, then items */
   p = 0; do :: p < NPL && pst[p] == DONE -> p++ :: else -> break od;
@@ -194,7 +199,8 @@ end_start:
 end_idle:
   do
 #ifdef MUT_prefetch_noplace
-  :: atomic { !two && (ANY(READY, 0) || ANY(READY, 1)) -> if :: ANY(READY, 0) -> PICK(0) :: ANY(READY, 1) -> PICK(1) fi; CLAIM(i); two = 1 }
+  :: atomic { !two && (ANY(READY, 0) || ANY(READY, 1)) -> if :: ANY(READY, 0) -> PICK(0) :: ANY(READY, 1) -> PICK(1) fi; CLAIM(i);
+    two = 1 }
   :: atomic { two && ((pst[0] == OPEN && NPL > 0 && PB(0) == B(i)) || (NPL > 1 && pst[M - 1] == OPEN && PB(M - 1) == B(i))) ->
        if :: pst[0] == OPEN && NPL > 0 && PB(0) == B(i) -> p = 0 :: NPL > 1 && pst[M - 1] == OPEN && PB(M - 1) == B(i) -> p = M - 1 fi;
        pst[p] = TAKEN; pow[p] = d };
@@ -237,10 +243,12 @@ end_dead:
 #define BACK(i) if :: ph[i] == EXTRACTING && ow[i] == v -> ph[i] = QUEUED; ow[i] = NONE; retry!i :: else fi
 inline recover_target(v) {
 #ifdef MUT_slab_first
-  atomic { i = 0; do :: i < S -> if :: sk[i] == S_TARGET && sx[i] == v || sk[i] == S_ITEM && ph[sx[i]] == EXTRACTING && ow[sx[i]] == v -> sk[i] = S_FREE; sx[i] = 0 :: else fi; i++ :: else -> break od; i = 0 };
+  atomic { i = 0; do :: i < S -> if :: sk[i] == S_TARGET && sx[i] == v || sk[i] == S_ITEM && ph[sx[i]] == EXTRACTING &&
+    ow[sx[i]] == v -> sk[i] = S_FREE; sx[i] = 0 :: else fi; i++ :: else -> break od; i = 0 };
   atomic { do :: i < N -> BACK(i); i++ :: else -> break od; i = 0 };
 #else
-  atomic { i = 0; do :: i < S -> if :: sk[i] == S_ITEM && ph[sx[i]] == EXTRACTING && ow[sx[i]] == v -> sk[i] = S_TARGET; sx[i] = v :: else fi; i++ :: else -> break od; i = 0 };
+  atomic { i = 0; do :: i < S -> if :: sk[i] == S_ITEM && ph[sx[i]] == EXTRACTING && ow[sx[i]] == v -> sk[i] = S_TARGET; sx[i] = v
+    :: else fi; i++ :: else -> break od; i = 0 };
   atomic { do :: i < N -> BACK(i); i++ :: else -> break od; i = 0 };
   atomic { do :: i < S -> if :: sk[i] == S_TARGET && sx[i] == v -> sk[i] = S_FREE; sx[i] = 0 :: else fi; i++ :: else -> break od; i = 0 };
 #endif
@@ -273,7 +281,8 @@ active proctype supervisor() {
 #else
     do :: i < N -> if :: plan = plan | (1 << i) :: true fi; i++ :: else -> break od;
 #endif
-    i = 0; do :: i < N -> ow[i] = NONE; sl[i] = NONE; if :: (RESUME >> i) & 1 -> ph[i] = FREE; first = M :: else fi; i++ :: else -> break od;
+    i = 0; do :: i < N -> ow[i] = NONE; sl[i] = NONE; if :: (RESUME >> i) & 1 -> ph[i] = FREE; first = M :: else fi; i++
+      :: else -> break od;
     SKIP_COMMITTED; i = 0;
     run target(0); run target(1); run drafter(0); run drafter(1) };
   do
@@ -292,7 +301,8 @@ active proctype supervisor() {
   :: atomic { DEVICE && !lost && first < N -> lost = 1; gone[0] = 1; dieT[0]!0 };       /* its target goes with it */
      recover_target(0);
      atomic {
-       do :: i < N -> if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; retry!i :: else fi; i++ :: else -> break od;
+       do :: i < N -> if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; retry!i :: else fi;
+         i++ :: else -> break od;
        i = 0; do :: i < DEV0 -> sk[i] = S_LOST; sx[i] = 0; i++ :: else -> break od; i = 0;
 #ifndef MUT_no_exit
        if :: NLEFT(0) + NLEFT(1) + NLEFT(2) + NLEFT(3) < M -> failed = 1; goto over :: else fi; /* exit code 1, --resume */

@@ -99,6 +99,7 @@ chan die[D] = [0] of { bit };
 #else
 #define GATE(q) (ledger_done >= (q))     /* line q - 1 is on disk: the record slots of q + 1 may be used again after REDUCE(q) */
 #endif
+#define IS_READY(i) ((i) < N && ist[i] == READY)              /* N <= 5 */
 #define CHANGED (ph != wp || s != ws || e != we)
 
 inline next_step() {                     /* the CAS that sets the last applied bit */
@@ -211,7 +212,8 @@ start:
             :: ph == REDUCE && s == ws && e == we ->
 #endif
 #ifdef DET
-               do :: i < NPL(ws) -> if :: (i % D) == d -> assert(acc[d] & (1 << (ws * M + i))) :: else -> assert(!(acc[d] & (1 << (ws * M + i)))) fi; i++ :: else -> break od;
+               do :: i < NPL(ws) -> if :: (i % D) == d -> assert(acc[d] & (1 << (ws * M + i)))
+                 :: else -> assert(!(acc[d] & (1 << (ws * M + i)))) fi; i++ :: else -> break od;
 #endif
                assert(!ok);                                  /* no microbatch twice */
                rm = rm | (1 << d);
@@ -239,7 +241,7 @@ start:
                :: else -> assert(pst[p] == TAKEN && pown[p] == d); pst[p] = OPEN; ok = 0  /* empty: give it back */
                fi };
              if
-             :: atomic { !ok -> CLEAR }; ist[0] == READY || ist[N - 1] == READY || (N > 2 && ist[N / 2] == READY) || (N > 3 && ist[N - 2] == READY) || CHANGED
+             :: atomic { !ok -> CLEAR }; IS_READY(0) || IS_READY(1) || IS_READY(2) || IS_READY(3) || IS_READY(4) || CHANGED
              :: atomic { ok };
                 atomic { assert(!(acc[d] & (1 << i)));
 #ifdef DET

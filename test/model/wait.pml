@@ -1,8 +1,8 @@
 /* The wait primitive: futex on an event count (ipc/wait.h, design R5).
  *
- * One waiter that waits for two things (a ring and a place, say), two wakers that change one of them each, once a round.  A waker may die between
- * its change and its bump; recovery then bumps all.  There is NO deadline in the model: the real one (MR_PARK_MS) covers nothing but a
- * death before recovery has run.
+ * One waiter that waits for two things (a ring and a place, say), two wakers that change one of them each, once a round.  A waker may
+ * die between its change and its bump; recovery then bumps all.  There is NO deadline in the model: the real one (MR_PARK_MS) covers
+ * nothing but a death before recovery has run.
  *
  * Property: no invalid end state: every change is consumed, so nobody sleeps while something is there for him. */
 #ifndef ROUNDS
@@ -12,7 +12,8 @@
 #define KILLS 1
 #endif
 byte thing[2], taken;                    /* what may be waited for */
-byte seq[2]; bool some[2], asleep[2];    /* event count: count and bit 0 of ONE word; the kernel's sleepers.  The rule uses [0] for both things */
+/* event count: count and bit 0 of ONE word; the kernel's sleepers.  The rule uses [0] for both things */
+byte seq[2]; bool some[2], asleep[2];
 byte kills; bool dead[2];
 
 #ifdef MUT_own_counts
