@@ -271,7 +271,8 @@ def case_nccl_points():
                         if point not in ("reduce.id.made", "reduce.joining") else
                         {**two_devices(), "MR_FAULT": f"{point}:1:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
                 same(finish(r, 6), want, f"{point}, {who}")
-                need(r.summary()["restarts"] == 1, f"{point}: {r.summary()}")
+                # The survivor may have been inside the library when its peer died: it then leaves as well, after its deadline.
+                need(r.summary()["restarts"] in (1, 2), f"{point}: {r.summary()}")
             finally:
                 r.close()
 
