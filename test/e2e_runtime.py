@@ -495,10 +495,13 @@ def case_stop():
             if sigs == "now":
                 subprocess.run([MILLRACE, "stop", r.name, "--now"], check=True, capture_output=True)
             else:
-                for i, sig in enumerate(sigs):
-                    if i:
-                        time.sleep(0.005)
+                if len(sigs) > 1:                               # else the run may be over before the second one
+                    os.kill(r.pids()["drafter/0"], signal.SIGSTOP)
+                for sig in sigs:
+                    asked = r.text().count("once more: stop now")
                     os.killpg(r.proc.pid, sig)
+                    if len(sigs) > 1:
+                        wait_until(lambda n=asked: r.text().count("once more: stop now") > n or r.proc.poll() is not None, 10, "the first signal is heard")
             r.must_end(code, status)
             r.must_pass_ledger_check()
         r.start("--resume")
