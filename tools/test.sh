@@ -32,7 +32,7 @@ stages=0
 run_tests() {    # preset, extra ctest arguments
   local preset=$1; shift
   echo "== test $preset"
-  ctest --preset "$preset" "$@"
+  ctest --preset "$preset" -j 2 "$@"              # tests with processes of their own run alone all the same
   stages=$((stages + 1))
 }
 
