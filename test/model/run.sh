@@ -7,7 +7,8 @@
 # A pass model must be searched completely (bitstate: as far as the line says) without an error; a mutant must be caught by the
 # property that runs.txt names.  Exit codes: 0 all as expected, 1 not, 77 no spin or no compiler.
 set -u
-TIMEFORMAT='%U %S'
+TIMEFORMAT='%U %S' LC_ALL=C
+export LC_ALL
 here=$(cd "$(dirname "$0")" && pwd)
 size=s all=0 model= name=
 for a in "$@"; do
