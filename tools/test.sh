@@ -32,7 +32,9 @@ stages=0
 run_tests() {    # preset, extra ctest arguments
   local preset=$1; shift
   echo "== test $preset"
-  ctest --preset "$preset" -j 2 "$@"              # tests with processes of their own run alone all the same
+  # Two at a time; tests with processes of their own run alone all the same.  On a CI machine one that fails is tried once more, and
+  # both tries are in the log: deadlines of whole runs are the machine's, too.
+  ctest --preset "$preset" -j 2 ${MR_CI:+--repeat until-pass:2} "$@"
   stages=$((stages + 1))
 }
 
