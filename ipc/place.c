@@ -6,7 +6,7 @@
  * taker; it would be refused.
  *
  * A place is taken before the item and given back when the ring turns out empty: that way nobody holds an item without a place, which
- * could deadlock (docs/protocol-review.md H11).
+ * could deadlock (test/model/slabs.pml has the trace as a mutant).
  */
 #include <errno.h>
 
