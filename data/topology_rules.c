@@ -6,8 +6,10 @@
 #include "data/topology_pvt.h"
 
 #include <ctype.h>
+#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 static int name_rule(const struct mr_topology *t, struct mr_err *err)
 {
@@ -183,17 +185,39 @@ static int reduce_rule(const struct mr_topology *t, struct mr_err *err)
     return 0;
 }
 
+/* A number, so that neither a name server nor its absence decides whether a run starts.  Brackets are for IPv6, whose colons need them. */
+static int host_ok(const char *s, size_t n)
+{
+    struct addrinfo hint = {.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM}, *ai = NULL;
+    const int bracket = n >= 2 && s[0] == '[' && s[n - 1] == ']';
+    char host[64];
+    int ok;
+
+    if (n >= sizeof host || (!bracket && memchr(s, ':', n)))
+        return 0;
+    snprintf(host, sizeof host, "%.*s", (int)n - 2 * bracket, s + bracket);
+    ok = *host && !getaddrinfo(host, NULL, &hint, &ai);
+    if (ok)
+        freeaddrinfo(ai);
+    return ok;
+}
+
 /* "HOST:PORT", or "" */
 static int listen_rule(const struct mr_topology *t, struct mr_err *err)
 {
-    const char *colon = strrchr(t->metrics.listen, ':');
-    char *end;
-    long port = colon ? strtol(colon + 1, &end, 10) : -1;
+    const char *s = t->metrics.listen, *colon = strrchr(s, ':'), *port = colon ? colon + 1 : "";
+    size_t digits = strspn(port, "0123456789");
 
-    if (!*t->metrics.listen || (colon > t->metrics.listen && end != colon + 1 && !*end && port >= 0 && port <= 65535))
+    if (!*s)
         return 0;
-    return mr_json_error(&t->src, "/metrics/listen", err, "is \"%s\"; HOST:PORT with a port 0..65535 is wanted, or \"\" for off",
-                         t->metrics.listen);
+    if (!digits || digits > 5 || port[digits] || atoi(port) > 65535 || colon == s)
+        return mr_json_error(&t->src, "/metrics/listen", err, "is \"%s\"; HOST:PORT with a port 0..65535 is wanted, or \"\" for off", s);
+    if (!host_ok(s, (size_t)(colon - s)))
+        return mr_json_error(&t->src, "/metrics/listen", err,
+                             "is \"%s\"; HOST must be a numeric address: 127.0.0.1 (this machine), 0.0.0.0 (all of its addresses), or "
+                             "in brackets [::1]",
+                             s);
+    return 0;
 }
 
 int mr_topology_rules(const struct mr_topology *t, struct mr_err *err)

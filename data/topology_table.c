@@ -45,7 +45,7 @@ const struct mr_key mr_keys[] = {
 
     {INT_KEY("/drafter/layers", T(drafter.layers), 1, MR_TOPO_LAYERS), .required = 1, .alias = "num_hidden_layers|n_layers",
      .doc = "Layers of the drafter."},
-    {INT_KEY("/drafter/block_size", T(drafter.block_size), 2, 256), .required = 1, .alias = "block",
+    {INT_KEY("/drafter/block_size", T(drafter.block_size), 2, MR_MAX_BLOCK), .required = 1, .alias = "block",
      .doc = "Tokens of a block, the anchor included."},
     {INT_KEY("/drafter/mask_token_id", T(drafter.mask_token_id), 0, 1 << 24), .required = 1, .alias = "mask_id|mask_token",
      .doc = "Token id of the slots to be predicted; serving must use the same one."},
@@ -153,7 +153,7 @@ const struct mr_key mr_keys[] = {
      .size = 64,
      .dflt = "\"\"",
      .alias = "port|address",
-     .doc = "HOST:PORT of the Prometheus endpoint; \"\" = off."},
+     .doc = "HOST:PORT of the Prometheus endpoint, HOST a numeric address; \"\" = off."},
 
     {ENUM_KEY("/actors/N/kind", A(kind), "feeder|target|drafter|keeper"), .required = 1, .alias = "type|role",
      .doc = "feeder, target or drafter; keepers of GPUs are added by themselves."},

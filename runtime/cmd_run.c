@@ -13,6 +13,7 @@
 #include "base/point.h"
 #include "data/json.h"
 #include "runtime/gpus.h"
+#include "runtime/metrics.h"
 #include "runtime/prepare.h"
 #include "runtime/spawn.h"
 #include "runtime/supervisor.h"
@@ -151,7 +152,8 @@ static int run(const struct request *q, struct mr_err *err)
     char actor[4096];
     int code;
 
-    if (mr_prepare(&p, q->topo, &q->set, q->name, err) || mr_shm_plan_fits(&p.shm, err) || mr_actor_path(actor, sizeof actor, err) ||
+    if (mr_prepare(&p, q->topo, &q->set, q->name, err) || mr_shm_plan_fits(&p.shm, err) ||
+        mr_metrics_probe(p.topo.metrics.listen, err) || mr_actor_path(actor, sizeof actor, err) ||
         mr_gpus_prepare(&p.topo, &p.checked, stdout, err) || free_the_name(p.topo.run.name, err) ||
         mr_rundir_open(&d, p.topo.run.dir, q->resume, err)) {
         code = err->code;

@@ -196,26 +196,49 @@ static int split(const char *where, char *host, size_t bytes, const char **port)
     return 0;
 }
 
-static int listen_on(const char *where, struct mr_err *err)
+/* To be freed with freeaddrinfo; NULL with err. */
+static struct addrinfo *address_of(const char *where, struct mr_err *err)
 {
     struct addrinfo hint = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE, .ai_socktype = SOCK_STREAM}, *ai = NULL;
     char host[64];
     const char *port;
-    int fd = -1, on = 1;
 
-    if (split(where, host, sizeof host, &port) || getaddrinfo(host[0] ? host : NULL, port, &hint, &ai))
-        return mr_err_set(err, MR_EXIT_CONFIG, "/metrics/listen: \"%s\" is not an address and a port: write for example \"127.0.0.1:9464\"",
-                          where);
-    fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) || bind(fd, ai->ai_addr, ai->ai_addrlen) || listen(fd, 16)) {
-        mr_err_set(err, MR_EXIT_ENV, "/metrics/listen: cannot listen on %s: %s (another port: --set /metrics/listen='\"127.0.0.1:PORT\"')",
-                   where, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        fd = -1;
+    if (split(where, host, sizeof host, &port) || getaddrinfo(host[0] ? host : NULL, port, &hint, &ai)) {
+        mr_err_set(err, MR_EXIT_CONFIG, "/metrics/listen: \"%s\" is not an address and a port: write for example \"127.0.0.1:9464\"", where);
+        return NULL;
     }
+    return ai;
+}
+
+/* A socket that listens there, or -errno with err. */
+static int listen_on(const char *where, struct mr_err *err)
+{
+    struct addrinfo *ai = address_of(where, err);
+    int fd, on = 1, rc = 0;
+
+    if (!ai)
+        return -EINVAL;
+    fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) || bind(fd, ai->ai_addr, ai->ai_addrlen) || listen(fd, 16))
+        rc = -errno;
     freeaddrinfo(ai);
-    return fd;
+    if (!rc)
+        return fd;
+    mr_err_set(err, MR_EXIT_ENV, "/metrics/listen: cannot listen on %s: %s (%s: --set /metrics/listen='\"127.0.0.1:PORT\"')", where,
+               strerror(-rc), rc == -EADDRINUSE || rc == -EACCES ? "another port" : "an address of this machine");
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+int mr_metrics_probe(const char *where, struct mr_err *err)
+{
+    struct mr_err why = {0};
+    int fd = *where ? listen_on(where, &why) : -EADDRINUSE;
+
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0 || fd == -EADDRINUSE ? 0 : mr_err_set(err, why.code, "%s", why.msg);
 }
 
 struct mr_metrics *mr_metrics_open(const char *where, struct mr_loop *loop, struct mr_metrics_source src, struct mr_err *err)

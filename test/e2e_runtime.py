@@ -887,6 +887,9 @@ def case_check():
         refused(r, 3, "/dev/shm is too small", "needed", "available", args=["--set", "/queue/slabs_per_device=3000", "--set", "/data/token_budget=4000000"])
         refused(r, 3, "/dev/shm is too small", command="run", args=["--set", "/queue/slabs_per_device=3000", "--set", "/data/token_budget=4000000"])
         refused(r, 2, "/metrics/listen", command="check", args=["--set", "/metrics/listen=7"])
+        for where, code in (("localhost:9464", 2), ("192.0.2.1:9464", 3)):  # a name; an address that no machine has (RFC 5737)
+            for command in ("check", "run"):
+                refused(r, code, "/metrics/listen", where, command=command, args=["--set", f'/metrics/listen="{where}"'])
         refused(r, 2, "--set", args=["--set", "nonsense"])
         refused(r, 2, "name", command="run", args=["--name", "no good"])
         p = subprocess.run([MILLRACE, "check", r.topo], capture_output=True, text=True, check=False)
