@@ -263,8 +263,40 @@ static int parse_error(const char *text, size_t bytes, const char *path, const j
     return mr_err_set(err, MR_EXIT_CONFIG, "%s:%d:%d: not valid JSON: %s%s", path, line, col, e->text, parse_hint(text, at, e));
 }
 
-int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char *path, struct mr_err *err)
+/* The number that jansson calls too big -> null, padded.  Its position is behind the token. */
+static int blank_number(char *text, const json_error_t *e)
 {
+    char *end = text + e->position, *at = end;
+
+    if (json_error_code(e) != json_error_numeric_overflow)
+        return -1;
+    while (at > text && strchr("0123456789+-.eE", at[-1]))
+        at--;
+    if (end - at < 4)
+        return -1;
+    memset(at, ' ', (size_t)(end - at));
+    memcpy(at, "null", 4);
+    return 0;
+}
+
+json_t *mr_json_decode_big(const char *text, size_t bytes, size_t flags, json_error_t *e)
+{
+    json_t *v = json_loadb(text, bytes, flags, e);
+    char *copy = v || json_error_code(e) != json_error_numeric_overflow ? NULL : malloc(bytes + 1);
+
+    if (!copy)
+        return v;
+    memcpy(copy, text, bytes);
+    copy[bytes] = 0;
+    while (!v && !blank_number(copy, e))
+        v = json_loadb(copy, bytes, flags, e);
+    free(copy);
+    return v;
+}
+
+static int parse(struct mr_json *j, const char *text, size_t bytes, const char *path, int big, struct mr_err *err)
+{
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
     json_error_t e;
     int line, col;
 
@@ -279,7 +311,7 @@ int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char 
         line_column(j->text, j->text + strlen(j->text), &line, &col);
         return mr_err_set(err, MR_EXIT_CONFIG, "%s:%d:%d: a NUL byte: this is no JSON text", path, line, col);
     }
-    j->root = json_loadb(j->text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
+    j->root = big ? mr_json_decode_big(j->text, bytes, flags, &e) : json_loadb(j->text, bytes, flags, &e);
     if (!j->root)
         return parse_error(j->text, bytes, path, &e, err);
     if (!json_is_object(j->root)) {
@@ -287,6 +319,11 @@ int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char 
         return mr_err_set(err, MR_EXIT_CONFIG, "%s:%d:%d: the top level must be an object { ... }", path, line, col);
     }
     return 0;
+}
+
+int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char *path, struct mr_err *err)
+{
+    return parse(j, text, bytes, path, 0, err);
 }
 
 /* ---- files ---------------------------------------------------------------------------------------------------------------- */
@@ -329,7 +366,7 @@ static char *slurp(const char *path, size_t *bytes, struct mr_err *err)
     return text;
 }
 
-int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err)
+static int load(struct mr_json *j, const char *path, int big, struct mr_err *err)
 {
     size_t n, bom;
     char *text;
@@ -344,11 +381,21 @@ int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err)
     if (kind)
         rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: this is %s", path, kind);
     else
-        rc = mr_json_parse(j, text + bom, n - bom, path, err);
+        rc = parse(j, text + bom, n - bom, path, big, err);
     free(text);
     if (rc)
         mr_json_free(j);
     return rc;
+}
+
+int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err)
+{
+    return load(j, path, 0, err);
+}
+
+int mr_json_load_big(struct mr_json *j, const char *path, struct mr_err *err)
+{
+    return load(j, path, 1, err);
 }
 
 void mr_json_free(struct mr_json *j)

@@ -20,7 +20,10 @@ struct mr_json {
 
 /* Reads and parses a file (a directory, an empty file, an LFS pointer get their own sentences).  0 or -1 (MR_EXIT_CONFIG). */
 int mr_json_load(struct mr_json *j, const char *path, struct mr_err *err);
-/* The same for text that is in memory already (no BOM is skipped); `path` is only for messages. */
+/* The same for callers that judge every value: a number that fits neither int64 nor double reads as null, so that the caller's message about
+ * its key comes, with the text that mr_json_source still has. */
+int mr_json_load_big(struct mr_json *j, const char *path, struct mr_err *err);
+/* As mr_json_load for text that is in memory already (no BOM is skipped); `path` is only for messages. */
 int mr_json_parse(struct mr_json *j, const char *text, size_t bytes, const char *path, struct mr_err *err);
 void mr_json_free(struct mr_json *j);
 
@@ -38,7 +41,7 @@ void mr_json_source(const struct mr_json *j, const char *ptr, char *out, size_t 
 json_t *mr_json_at(json_t *root, const char *ptr);
 
 /* Applies one "/pointer=JSON": the parent must exist or be an object that can be made; an array index may be the array's length.
- * Does not know which keys are valid.  0 or -1 (MR_EXIT_CONFIG). */
+ * Does not know which keys are valid; numbers as in mr_json_load_big.  0 or -1 (MR_EXIT_CONFIG). */
 int mr_json_set(struct mr_json *j, const char *assignment, struct mr_err *err);
 
 /* Error at a pointer: "PATH:LINE:COL: /ptr: <fmt...>".  A value that came from --set is shown as "--set /ptr=...: "; an absent key is

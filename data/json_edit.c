@@ -69,7 +69,7 @@ int mr_json_set(struct mr_json *j, const char *assignment, struct mr_err *err)
     if (assignment[0] != '/' || assignment[n] != '=' || n >= sizeof ptr || n < 2)
         return mr_err_set(err, MR_EXIT_CONFIG, "--set %.200s: the form is /section/key=JSON, e.g. --set /train/lr=1e-3", assignment);
     snprintf(ptr, sizeof ptr, "%.*s", (int)n, assignment);
-    v = json_loads(assignment + n + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
+    v = mr_json_decode_big(assignment + n + 1, strlen(assignment + n + 1), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &e);
     if (!v)
         return mr_err_set(err, MR_EXIT_CONFIG,
                           "--set %.200s: the value is not valid JSON (%s); a string needs its quotes: --set '%.100s=\"...\"'", assignment,

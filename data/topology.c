@@ -186,7 +186,7 @@ static int parse_all(struct mr_topology *t, const char *const *set, int n_set, s
 int mr_topology_load(struct mr_topology *t, const char *path, const char *const *set, int n_set, struct mr_err *err)
 {
     memset(t, 0, sizeof *t);
-    if (mr_json_load(&t->src, path, err))
+    if (mr_json_load_big(&t->src, path, err))
         return -1;
     if (!parse_all(t, set, n_set, err))
         return 0;

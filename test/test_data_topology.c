@@ -160,7 +160,6 @@ static void syntax(void **state)
     edit_fails("{ \"run\"", "{ // x\n \"run\"", "JSON has no comments");
     edit_fails("2e-3", "NaN", ":5:50: not valid JSON");
     edit_fails("2e-3", "NaN", "no NaN and no Infinity");
-    edit_fails("1664", "9223372036854775808", "allowed are -9223372036854775808..9223372036854775807");
     edit_fails("\"gsm\"", "\"g\\u0000m\"", "not valid JSON");
     edit_fails("\"gsm\"", "'gsm'", "double quotes");
     edit_fails("9464\"} }\n", "9464\"} ", "the file ends in the middle");
@@ -204,6 +203,11 @@ static void values(void **state)
     edit_fails("1664", "1664.0", "is 1664.0; an integer");
     edit_fails("1664", "\"1664\"", "is \"1664\"; an integer");
     edit_fails("1664", "9223372036854775807", "is 9223372036854775807; an integer 2..16777216 is wanted");
+    edit_fails("1664", "9223372036854775808", ":4:98: /data/token_budget: is 9223372036854775808; an integer 2..16777216 is wanted");
+    edit_fails("\"seed\": 1", "\"seed\": 9223372036854775808", "is 9223372036854775808; an integer 0..9223372036854775807 is wanted");
+    edit_fails("[1,2,3]", "[1,2,-9223372036854775809]", "/target/layers/2: is -9223372036854775809; an integer 0..1022 is wanted");
+    edit_fails("\"lr\": 2e-3", "\"lr\": 1e999", ":5:44: /train/lr: is 1e999; a number above 0, at most 10, is wanted");
+    edit_fails("\"gsm\"", "99999999999999999999", "/run/name: is 99999999999999999999; a string");
     edit_fails("\"lr\": 2e-3", "\"lr\": 0", "/train/lr: is 0; a number above 0, at most 10, is wanted");
     edit_fails("\"lr\": 2e-3, ", "", ":5:3: /train/lr: is missing; it is required");
     edit_fails("0.04", "1.5", "is 1.5; a number 0..1 is wanted");
@@ -219,6 +223,11 @@ static void values(void **state)
     edit_fails("\"device\": \"cpu\", \"count\": 2}, ", "\"device\": \"gpu:0\"}, ", "/actors/1/device: is \"gpu:0\"; \"cpu\", \"cuda:N\"");
     edit_fails("127.0.0.1:9464", "9464", "HOST:PORT");
     edit_fails("127.0.0.1:9464", "x:99999", "HOST:PORT");
+    edit_fails("127.0.0.1:9464", "localhost:9464", "/metrics/listen: is \"localhost:9464\"; HOST must be a numeric address");
+    edit_fails("127.0.0.1:9464", "127.0.0.256:9464", "HOST must be a numeric address");
+    edit_fails("127.0.0.1:9464", "::1:9464", "HOST must be a numeric address");
+    edit_fails("127.0.0.1:9464", "127.0.0.1:+94", "HOST:PORT");
+    edit_fails("127.0.0.1:9464", "[]:9464", "HOST must be a numeric address");
     edit_fails("\"block_size\": 8", "\"block_size\": 1", "is 1; an integer 2..256");
     edit_fails("\"hang_s\": 120", "\"hang_s\": null", "is null; a number above 0");
     edit_fails("\"anchors\": 32", "\"causal\": \"maybe\"", "one of \"by_layer\", \"never\", \"always\"");
@@ -273,6 +282,8 @@ static void set_values(void **state)
     put("{}", 2);
     load_fails((const char *[]){"/train/lr=1"}, 1, "/run/name: is missing");
     set_fails("/train/lr=0.0", "--set /train/lr=0.0: /train/lr: is 0.0; a number above 0");
+    set_fails("/data/token_budget=9223372036854775808", "/data/token_budget: is 9223372036854775808; an integer 2..16777216 is wanted");
+    set_fails("/train/lr=-1e999", "/train/lr: is -1e999; a number above 0");
     set_fails("/train/lrr=1", "--set /train/lrr=1: /train/lrr: unknown key; did you mean \"lr\"?");
     set_fails("/run/name=x", "a string needs its quotes");
     set_fails("train/lr=1", "the form is");
