@@ -10,6 +10,7 @@ enum {
     MR_MAX_PLACES = 4096,    /* M */
     MR_MAX_ARENAS = 256,
     MR_MAX_SEQS = 1024,      /* samples of one microbatch */
+    MR_MAX_BLOCK = 256,      /* tokens of a drafter's block, the anchor included */
     MR_NO_SLOT = 255,
     MR_INC_MAX = 4095,       /* incarnation: 12 bits */
     MR_NAME_MAX = 64

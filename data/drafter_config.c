@@ -182,7 +182,7 @@ static int read_dims(const struct mr_json *j, struct mr_drafter_config *c, struc
         mr_cfg_int(j, "/num_target_layers", 1, 1024, &c->target_layers, err) ||
         mr_cfg_int(j, "/vocab_size", 2, 1 << 24, &c->vocab_size, err) ||
         mr_cfg_int(j, "/max_position_embeddings", 1, 1 << 28, &c->max_position, err) ||
-        mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) || either_place(j, "block_size", 2, 256, &c->block_size, err) ||
+        mr_cfg_positive(j, "/rms_norm_eps", &c->rms_eps, err) || either_place(j, "block_size", 2, MR_MAX_BLOCK, &c->block_size, err) ||
         mr_cfg_int(j, "/dflash_config/mask_token_id", 0, 1 << 24, &c->mask_token_id, err) || mr_cfg_rope(j, c->max_position, &r, err))
         return -1;
     if (c->n_heads % c->n_kv_heads || c->head_dim % 2)
