@@ -125,6 +125,15 @@ static inline double golden_rel_rms(const float *x, const float *ref, size_t n)
     return n ? sqrt(d / (r + 1e-30)) : 0.0;
 }
 
+static inline double golden_rms(const float *x, size_t n)
+{
+    double r = 0;
+
+    for (size_t i = 0; i < n; i++)
+        r += (double)x[i] * (double)x[i];
+    return n ? sqrt(r / (double)n) : 0.0;
+}
+
 static inline double golden_max_abs(const float *x, const float *ref, size_t n)
 {
     double m = 0;

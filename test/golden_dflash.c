@@ -3,7 +3,8 @@
  * DIR holds config.json (the drafter's), meta.json ({"gamma", "loss"?}) and golden.safetensors, in one of two layouts (docs/dflash.md 8):
  *   rows    in.{input_ids,loss_mask,target_hidden} (N,S..), in.{anchors,keep} (N,n), target.{embed_tokens,lm_head}.weight, w.*, act.*,
  *           out.{loss,loss_num,loss_den,acc}, g.*, opt.{lr0,grad_norm}, w1.*, m1.*
- *   ragged  s{i}.{input_ids,loss_mask,anchors,features,hidden,logits}, embed, param.*, grad.*, loss, loss_sum, weight_sum
+ *   ragged  s{i}.{input_ids,loss_mask,anchors,features,hidden,logits}, embed, head (else: embed), param.*, grad.*, loss, loss_sum, weight_sum,
+ *           yard.* (what bf16 costs PyTorch's gradients, relative rms; said beside ours when we compute in bf16)
  * "loss" in meta.json is "ce" or "dpace" when it is a string; else the golden denominator says it: D-PACE divides by the samples.
  * The gradient is computed twice: all blocks in one chunk, and in chunks of two blocks.  Exit code 0: all within tolerance.
  */
@@ -152,7 +153,8 @@ static void *to_device(struct set *s, const float *x, size_t n)
 
 static void read_frozen(struct set *s)
 {
-    const char *embed = s->ragged ? "embed" : "target.embed_tokens.weight", *head = s->ragged ? "embed" : "target.lm_head.weight";
+    const char *embed = s->ragged ? "embed" : "target.embed_tokens.weight", *own = golden_find(&s->g, "head") ? "head" : "embed";
+    const char *head = s->ragged ? own : "target.lm_head.weight";
     const struct mr_st_tensor *t = golden_need(&s->g, embed), *h = golden_need(&s->g, head);
     float *e = golden_f32(&s->g, embed), *w = golden_f32(&s->g, head);
 
@@ -341,23 +343,46 @@ static void compare_scalar(struct set *s, const char *what, double x, const char
     }
 }
 
+/* What a set says that bf16 costs PyTorch's gradient of this tensor; 0: nothing */
+static double yardstick(const struct set *s, const char *tensor)
+{
+    char name[128];
+
+    snprintf(name, sizeof name, "yard.%s", tensor);
+    return s->low && golden_find(&s->g, name) ? (double)golden_scalar(&s->g, name) : 0.0;
+}
+
 /* acc / weight_sum against the golden gradient of the mean loss, tensor by tensor */
 static void compare_gradients(struct set *s, const float *acc, double weight_sum, const char *how)
 {
+    double ratio = 0, d = 0, r = 0;
+    const char *at = "";
+
     for (int i = 0; i < s->l.n; i++) {
         const struct mr_dparam *t = &s->l.t[i];
         char name[128], line[160];
         float *ref, *x = golden_alloc(t->n * sizeof *x);
+        double error, size, yard = yardstick(s, t->name);
 
         snprintf(name, sizeof name, "%s%s", s->grad, t->name);
         ref = golden_f32(&s->g, name);
         for (uint64_t j = 0; j < t->n; j++)
             x[j] = (float)((double)acc[t->offset + j] / weight_sum);
         snprintf(line, sizeof line, "%s %s", how, name);
-        golden_verdict(&s->g, line, "rel rms", golden_rel_rms(x, ref, t->n), s->low ? 5e-2 : 1e-4);
+        error = golden_rel_rms(x, ref, t->n);
+        size = golden_rms(ref, t->n);
+        golden_verdict(&s->g, line, "rel rms", error, s->low ? 5e-2 : 1e-4);
+        d += error * error * size * size * (double)t->n;
+        r += size * size * (double)t->n;
+        if (yard > 0 && error / yard > ratio)
+            ratio = error / yard, at = t->name;
         free(ref);
         free(x);
     }
+    printf("%s: all gradients as one vector, relative rms %.1e", how, sqrt(d / (r + 1e-30)));
+    if (ratio > 0)
+        printf("; each at most %.2f of what bf16 costs PyTorch (%s)", ratio, at);
+    printf("\n");
 }
 
 /* The loss and gradient in chunks of `chunk_blocks`; returns the accumulator (device). */
