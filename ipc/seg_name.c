@@ -129,7 +129,7 @@ int mr_seg_owner_alive(const char *run)
     if (!mr_run_name_ok(run))
         return UNKNOWN;
     mr_shm_path(path, run, "ctl");
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);     /* a pipe of that name is not waited for */
     if (fd < 0)
         return errno == ENOENT ? DEAD : UNKNOWN;   /* without .ctl nobody owns the name */
     alive = owner_of_fd(fd);
@@ -215,7 +215,7 @@ int mr_seg_clean(const char *run)
     if (!mr_run_name_ok(run))
         return UNKNOWN;
     mr_shm_path(path, run, "ctl");
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return errno == ENOENT ? clean_orphans(run, path) : UNKNOWN;
     if (!flock(fd, LOCK_EX | LOCK_NB) && !fstat(fd, &judged) && !stat(path, &now) && judged.st_ino == now.st_ino)

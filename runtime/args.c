@@ -127,11 +127,14 @@ int mr_cmd_pick_run(const char *name, char run[MR_NAME_MAX], struct mr_err *err)
     mr_seg_each(count_live, &f);
     if (name) {
         unsigned files;
+        char said[400];
 
         snprintf(run, MR_NAME_MAX, "%s", name);
         mr_shm_files(name, &files);
         if (files == 0)
             return mr_err_set(err, MR_EXIT_CONFIG, "no run named \"%s\" on this machine; live: %s", name, f.n ? f.all : "none");
+        if (mr_shm_odd(name, said, sizeof said))
+            return mr_err_set(err, MR_EXIT_ENV, "%s", said);
         return 0;
     }
     if (f.n == 0)

@@ -63,6 +63,13 @@ void mr_status_print(const json_t *status, FILE *f);
 
 /* Bytes that the files of a run take in /dev/shm, and their number. */
 uint64_t mr_shm_files(const char *run, unsigned *n);
+/* Is the .ctl of a run what its name says?  FINE also when there is none; else `said` has a sentence with what to do. */
+enum mr_shm_odd {
+    MR_SHM_FINE,
+    MR_SHM_GARBAGE, /* a file that is no segment: it counts as left over once it is 10 s old */
+    MR_SHM_FOREIGN  /* no file, or one that this user may not read: never touched */
+};
+enum mr_shm_odd mr_shm_odd(const char *run, char *said, size_t bytes);
 /* Removes the files of a run whose owner is proven dead.  1 = removed, with a sentence in `said`; 0 = there was nothing; -1 = it is
  * alive or cannot be told, `said` has the reason.  Waits up to 3 s for its last actors to go. */
 int mr_shm_clean(const char *run, char *said, size_t bytes);

@@ -14,14 +14,14 @@
 
 static void clean_one(const char *run, int alive, void *arg)
 {
-    int *removed = arg;
-    char said[300];
+    int *removed = arg, r;
+    char said[400];
 
     (void)alive; /* judged again, under the lock, at removal */
-    if (mr_shm_clean(run, said, sizeof said) > 0)
-        ++*removed;
+    r = mr_shm_clean(run, said, sizeof said);
+    *removed += r > 0;
     if (said[0])
-        printf("%s%s\n", said, strstr(said, "removed") ? "" : ": left alone");
+        printf("%s%s\n", r > 0 ? "" : "left alone: ", said);
 }
 
 int mr_cmd_clean(int argc, char **argv)

@@ -44,15 +44,16 @@ static int parse_io(const char *text, enum mr_io *io)
 
 static int free_the_name(const char *run, struct mr_err *err)
 {
-    char said[300];
+    char said[400];
     int r = mr_shm_clean(run, said, sizeof said);
 
     if (r > 0)
         printf("millrace: %s\n", said);
     if (r >= 0)
         return 0;
-    return mr_err_set(err, mr_seg_owner_alive(run) == 1 ? MR_EXIT_CONFIG : MR_EXIT_ENV,
-                      "/run/name: %s: choose another name (--name RUN), or stop it first (millrace stop %s)", said, run);
+    if (mr_seg_owner_alive(run) != 1)
+        return mr_err_set(err, MR_EXIT_ENV, "/run/name: %s; or choose another name (--name RUN)", said);
+    return mr_err_set(err, MR_EXIT_CONFIG, "/run/name: %s: choose another name (--name RUN), or stop it first (millrace stop %s)", said, run);
 }
 
 /* Fresh: run.json.  Resume: where to go on. */

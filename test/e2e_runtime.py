@@ -477,6 +477,56 @@ def case_clean_spares_the_living():
         r.close()
 
 
+def case_garbage():
+    """What has the name of a run's segment and is none: each command says so at once, in one line, with what to do about it."""
+    r = Run("garbage", rows=40)
+    path = f"/dev/shm/millrace-{r.name}.ctl"
+
+    def ask(*args):
+        c = subprocess.run([MILLRACE, *args], capture_output=True, text=True, check=False, timeout=30 * SLOW)
+        return c.returncode, c.stdout, c.stderr
+
+    def write(text, age):
+        with open(path, "wb") as f:
+            f.write(text)
+        os.utime(path, (time.time() - age, time.time() - age))
+
+    kinds = [
+        ("garbage", lambda: write(os.urandom(100000), 0), "(100000 bytes) is no segment of a run", "millrace clean", os.unlink),
+        ("old garbage", lambda: write(os.urandom(100000), 60), "(100000 bytes) is no segment of a run", "millrace clean", os.unlink),
+        ("empty", lambda: write(b"", 60), "(0 bytes) is no segment of a run", "millrace clean", os.unlink),
+        ("directory", lambda: os.mkdir(path), "is a directory", "rm -r ", os.rmdir),
+        ("symbolic link", lambda: os.symlink(r.topo, path), "is a symbolic link", "rm ", os.unlink),
+        ("pipe", lambda: os.mkfifo(path), "is a pipe", "rm ", os.unlink),
+    ]
+    try:
+        for what, make, words, advice, remove in kinds:
+            make()
+            for args in (["status", r.name], ["stop", r.name], ["restart", r.name, "drafter/0"], ["inspect", r.name], ["run", r.topo]):
+                if what in ("old garbage", "empty") and args[0] == "run":
+                    continue                                    # removes it and runs: below
+                code, _, err = ask(*args)
+                need(code == 3 and err.count("\n") == 1, f"{what}, {args}: exit code {code}, {err}")
+                need(path in err and words in err and advice in err, f"{what}, {args}: {err}")
+            need(not os.path.exists(r.dir), f"{what}: something was started")
+            if what not in ("old garbage", "empty"):
+                code, out, _ = ask("clean")
+                need(code == 0 and words in out and "left alone" in out and os.path.lexists(path), f"{what}: clean says {out}")
+            else:
+                code, out, _ = ask("clean")
+                need(code == 0 and "removed 1 file" in out and not os.path.lexists(path), f"{what}: clean says {out}")
+                continue
+            remove(path)
+        write(b"garbage", 60)
+        r.start()
+        r.must_end(0, "completed")
+        need("removed 1 file" in r.text(), r.text())
+    finally:
+        if os.path.lexists(path):
+            remove(path)
+        r.close()
+
+
 def case_stop():
     """stop, SIGTERM, two SIGINTs, stop --now; resume after each."""
     r = Run("stop", rows=4000)
