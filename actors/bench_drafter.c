@@ -1,11 +1,12 @@
 /* millrace-actor bench-drafter: what one optimizer step of a drafter costs, without a target.
  *
  *     millrace-actor bench-drafter --config DIR [--device cuda:0] [--layers 5] [--block 16] [--anchors 512] [--tokens 3072] [--seqs 1]
- *                                  [--runs 9] [--json]
+ *                                  [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5] [--json]
  *
  * The engine of the drafter actor on random hidden states of the model that DIR/config.json describes: a step is the microbatch's forward and
  * backward, the sum (of one accumulator), the gradient's norm, AdamW from one state to the other, and zeroing.  Times are the host's around
- * calls that return when the device is done; medians, after two steps of warm-up.
+ * calls that return when the device is done, after two steps of warm-up, in the two ways of actors/bench_times.h: medians over some seconds of
+ * steps, and bursts of two steps after a rest.
  *
  * Model FLOPs count what the definition asks for, twice a multiplication: products of all block rows, forward and twice that backward; of
  * the context rows, forward and the gradients that exist (none for the hidden states); the head's logits and their gradient for all slots but
@@ -19,16 +20,18 @@
 
 #include "actors/actors.h"
 #include "actors/backend.h"
+#include "actors/bench_times.h"
 #include "base/clock.h"
 #include "base/rng.h"
 
-enum { RUNS = 99, WARM = 2, PIECE = 4 << 20 };
+enum { WARM = 2, PIECE = 4 << 20 };
 
-enum { WORK, SUM, APPLY, ZERO, STEP, PARTS };
+enum { WORK, SUM, APPLY, ZERO, PARTS };
 
 struct bench {
     const char *config, *device;
-    int layers, block, anchors, tokens, seqs, runs, json;
+    int layers, block, anchors, tokens, seqs, json;
+    struct mr_ways ways;
     struct mr_topology *t;
     struct mr_checked c;
     struct mr_k *k;                       /* for memory; the engine has a context of its own */
@@ -38,7 +41,9 @@ struct bench {
     float *state;
     void *features;
     struct mr_batch b;
-    double ms[PARTS][RUNS];
+    unsigned steps;                       /* done: which of the two states is the current one */
+    struct mr_err *err;
+    struct mr_times part[PARTS], whole, burst;
     uint64_t used_bytes;
 };
 
@@ -173,50 +178,69 @@ static double lap(uint64_t *t)
     return (double)(now - from) * 1e-6;
 }
 
-static int step(struct bench *b, unsigned s, double ms[PARTS], struct mr_draft_stats *st, struct mr_err *err)
+static int step(struct bench *b, double ms[PARTS])
 {
     const float *src[1] = {b->v.acc};
-    uint64_t at = mr_now_ns(), begin = at;
+    uint64_t at = mr_now_ns();
+    struct mr_draft_stats st;
+    unsigned s = b->steps++;
     double norm;
 
-    if (b->eng.accumulate(b->eng.self, &b->b, b->features, b->v.param[s & 1], b->v.acc, st, err))
+    if (b->eng.accumulate(b->eng.self, &b->b, b->features, b->v.param[s & 1], b->v.acc, &st, b->err))
         return -1;
     ms[WORK] = lap(&at);
     if (b->eng.sum(b->eng.self, src, 1, b->v.reduced))
-        return mr_err_set(err, MR_EXIT_CUDA, "the sum failed");
+        return mr_err_set(b->err, MR_EXIT_CUDA, "the sum failed");
     ms[SUM] = lap(&at);
-    if (b->eng.apply(b->eng.self, &b->v, s, 1000, st->weight_sum, &norm, err))
+    if (b->eng.apply(b->eng.self, &b->v, s, 1000000, st.weight_sum, &norm, b->err))
         return -1;
     ms[APPLY] = lap(&at);
     if (b->eng.zero(b->eng.self, b->v.acc))
-        return mr_err_set(err, MR_EXIT_CUDA, "zeroing failed");
+        return mr_err_set(b->err, MR_EXIT_CUDA, "zeroing failed");
     ms[ZERO] = lap(&at);
-    ms[STEP] = (double)(at - begin) * 1e-6;
     return 0;
 }
 
-static int by_value(const void *x, const void *y)
+static int whole_step(void *ctx, double *ms)
 {
-    double a = *(const double *)x, b = *(const double *)y;
+    double part[PARTS];
+    int rc = step(ctx, part);
 
-    return (a > b) - (a < b);
+    *ms = 0;
+    for (int p = 0; p < PARTS && !rc; p++)
+        *ms += part[p];
+    return rc;
+}
+
+static int step_in_parts(void *ctx, double *ms)
+{
+    struct bench *b = ctx;
+    double part[PARTS];
+    int rc = step(b, part);
+
+    *ms = 0;
+    for (int p = 0; p < PARTS && !rc; p++) {
+        mr_times_add(&b->part[p], part[p]);
+        *ms += part[p];
+    }
+    return rc;
 }
 
 static int measure(struct bench *b, struct mr_err *err)
 {
-    struct mr_draft_stats st;
     uint64_t free_bytes, total;
-    double ms[PARTS];
+    double warm;
     char why[200];
 
-    for (int i = 0; i < WARM + b->runs; i++) {
-        if (step(b, (unsigned)i, ms, &st, err))
+    b->err = err;
+    for (int i = 0; i < WARM; i++)
+        if (whole_step(b, &warm))
             return -1;
-        for (int p = 0; p < PARTS && i >= WARM; p++)
-            b->ms[p][i - WARM] = ms[p];
-    }
-    for (int p = 0; p < PARTS; p++)
-        qsort(b->ms[p], (size_t)b->runs, sizeof **b->ms, by_value);
+    if (mr_bench_sustained(&b->ways, step_in_parts, b, &b->whole))
+        return -1;
+    for (int i = 0; i < b->ways.rounds; i++)
+        if (mr_bench_burst(&b->ways, whole_step, b, &b->burst))
+            return -1;
     if (strcmp(b->device, "cpu") && !mr_k_cuda_mem_info(&free_bytes, &total, why, sizeof why))
         b->used_bytes = total - free_bytes;
     return 0;
@@ -236,28 +260,33 @@ static double model_tflop(const struct bench *b)
     return b->seqs * (L * 6 * R * layer + context + attention + head) * 1e-12;
 }
 
-static void print(const struct bench *b)
+static void print(struct bench *b)
 {
-    static const char *const name[PARTS] = {"forward and backward", "sum", "norm and AdamW", "zero", "whole step"};
-    double tflop = model_tflop(b);
+    static const char *const name[PARTS] = {"forward and backward", "sum", "norm and AdamW", "zero"};
+    double tflop = model_tflop(b), whole = mr_times_median(&b->whole), burst = mr_times_median(&b->burst);
 
-    printf("drafter of %s on %s: %d layers, block %d, %d anchors, %d x %d tokens, %.3f G parameters\n", b->config, b->device, b->layers, b->block,
-           b->anchors, b->seqs, b->tokens, (double)b->c.layout.P * 1e-9);
+    printf("drafter of %s on %s: %d layers, block %d, %d anchors, %d x %d tokens, %.3f G parameters, %.1f TFLOP a step\n", b->config, b->device,
+           b->layers, b->block, b->anchors, b->seqs, b->tokens, (double)b->c.layout.P * 1e-9, tflop);
     for (int p = 0; p < PARTS; p++)
-        printf("  %-22s %9.2f ms\n", name[p], b->ms[p][b->runs / 2]);
-    printf("  %.1f TFLOP a step: %.1f TFLOP/s (forward and backward alone %.1f), fastest step %.2f ms, device memory in use %.1f GiB\n", tflop,
-           tflop / b->ms[STEP][b->runs / 2] * 1e3, tflop / b->ms[WORK][b->runs / 2] * 1e3, b->ms[STEP][0], (double)b->used_bytes / 0x1p30);
+        printf("  %-22s %9.2f ms\n", name[p], mr_times_median(&b->part[p]));
+    printf("  sustained, %d steps:   step %.2f ms, %.1f TFLOP/s (forward and backward alone %.1f), fastest %.2f ms\n", b->whole.n, whole,
+           tflop / whole * 1e3, tflop / mr_times_median(&b->part[WORK]) * 1e3, mr_times_best(&b->whole));
+    printf("  short, %d times %d steps after %.1f s of rest:   step %.2f ms, %.1f TFLOP/s\n", b->burst.n, b->ways.burst, b->ways.rest_s, burst,
+           tflop / burst * 1e3);
+    printf("  device memory in use %.1f GiB\n", (double)b->used_bytes / 0x1p30);
 }
 
-static void print_json(const struct bench *b)
+static void print_json(struct bench *b)
 {
-    static const char *const name[PARTS] = {"forward_backward_ms", "sum_ms", "apply_ms", "zero_ms", "step_ms"};
-    json_t *o = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:I}", "device", b->device, "layers", b->layers, "anchors", b->anchors, "tokens",
-                          b->tokens, "seqs", b->seqs, "model_tflop", model_tflop(b), "tflops", model_tflop(b) / b->ms[STEP][b->runs / 2] * 1e3,
-                          "device_bytes", (json_int_t)b->used_bytes);
+    static const char *const name[PARTS] = {"forward_backward_ms", "sum_ms", "apply_ms", "zero_ms"};
+    double tflop = model_tflop(b), whole = mr_times_median(&b->whole), burst = mr_times_median(&b->burst);
+    json_t *o = json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:I, s:{s:i, s:f, s:f}, s:{s:i, s:f, s:f}}", "device", b->device, "layers", b->layers,
+                          "anchors", b->anchors, "tokens", b->tokens, "seqs", b->seqs, "model_tflop", tflop, "device_bytes",
+                          (json_int_t)b->used_bytes, "sustained", "steps", b->whole.n, "step_ms", whole, "tflops", tflop / whole * 1e3, "short",
+                          "bursts", b->burst.n, "step_ms", burst, "tflops", tflop / burst * 1e3);
 
     for (int p = 0; p < PARTS; p++)
-        json_object_set_new(o, name[p], json_real(b->ms[p][b->runs / 2]));
+        json_object_set_new(json_object_get(o, "sustained"), name[p], json_real(mr_times_median(&b->part[p])));
     json_dumpf(o, stdout, JSON_COMPACT);
     printf("\n");
     json_decref(o);
@@ -268,7 +297,7 @@ static void print_json(const struct bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor bench-drafter --config DIR [--device cpu|cuda:N] [--layers N] [--block N] [--anchors N] [--tokens N]\n"
-                    "                                    [--seqs N] [--runs N] [--json]\n");
+                    "                                    [--seqs N] [--runs N] [--seconds S] [--rounds N] [--rest S] [--json]\n");
     return MR_EXIT_CONFIG;
 }
 
@@ -276,10 +305,12 @@ static int parse(struct bench *b, int argc, char **argv)
 {
     static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'}, {"block", 1, NULL, 'b'},
                                         {"anchors", 1, NULL, 'a'}, {"tokens", 1, NULL, 'n'}, {"seqs", 1, NULL, 's'}, {"runs", 1, NULL, 'r'},
-                                        {"json", 0, NULL, 'j'}, {0}};
+                                        {"seconds", 1, NULL, 'e'}, {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'}, {"json", 0, NULL, 'j'},
+                                        {0}};
     int c;
 
-    *b = (struct bench){.device = "cuda:0", .layers = 5, .block = 16, .anchors = 512, .tokens = 3072, .seqs = 1, .runs = 9};
+    memset(b, 0, sizeof *b);
+    b->device = "cuda:0", b->layers = 5, b->block = 16, b->anchors = 512, b->tokens = 3072, b->seqs = 1, b->ways = mr_ways_default();
     while ((c = getopt_long(argc, argv, "", opt, NULL)) != -1) {
         switch (c) {
         case 'c': b->config = optarg; break;
@@ -289,13 +320,16 @@ static int parse(struct bench *b, int argc, char **argv)
         case 'a': b->anchors = atoi(optarg); break;
         case 'n': b->tokens = atoi(optarg); break;
         case 's': b->seqs = atoi(optarg); break;
-        case 'r': b->runs = atoi(optarg); break;
+        case 'r': b->ways.runs = atoi(optarg); break;
+        case 'e': b->ways.seconds = atof(optarg); break;
+        case 'o': b->ways.rounds = atoi(optarg); break;
+        case 'p': b->ways.rest_s = atof(optarg); break;
         case 'j': b->json = 1; break;
         default: return -1;
         }
     }
     return optind != argc || !b->config || b->layers < 1 || b->layers > MR_TOPO_LAYERS || b->block < 2 || b->anchors < 1 || b->tokens < 2 ||
-                   b->seqs < 1 || b->runs < 1 || b->runs > RUNS
+                   b->seqs < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || !(b->ways.rest_s >= 0)
                ? -1
                : 0;
 }

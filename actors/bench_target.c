@@ -1,11 +1,13 @@
 /* millrace-actor bench-target: what a target's forward costs beside its own matrix products.
  *
- *     millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cuda:0] [--layers 1,9,17] [--tokens 16384] [--runs 10] [--json]
+ *     millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cuda:0] [--layers 1,9,17] [--tokens 16384] [--mix 2048]
+ *                                 [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5] [--json]
  *
- * Three mixes of about the same number of tokens: sequences of 2048, of 3072, and ragged ones of 100 to 3000.  For each: the forward pass up
- * to the highest captured layer with the captures, and its matrix products alone, in turn, so that both see the same clocks; medians.
- * Time is the host's, around issue and sync: what a target in a run would see.  The first forward is given too: it pays for everything that
- * is made on first use.
+ * Three mixes of about the same number of tokens: sequences of 2048, of 3072, and ragged ones of 100 to 3000; --mix takes those whose name has
+ * the word.  For each: the forward pass up to the highest captured layer with the captures, and its matrix products alone, both in the two ways
+ * of actors/bench_times.h.  "sustained" has forwards alone, one after the other (tokens/s), and then forward and products in turn, so that both
+ * see the same clocks (the share).  Every forward ends with a sync, as in a run.
+ * The first forward is given too: it pays for everything that is made on first use.  Lines are printed as they are measured.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -17,23 +19,26 @@
 
 #include "actors/actors.h"
 #include "actors/backend.h"
+#include "actors/bench_times.h"
 #include "actors/target_model.h"
 #include "base/clock.h"
 #include "base/rng.h"
 
-enum { SEQS = 1024, RUNS = 100, LAYERS = 64, MIXES = 3 };
+enum { SEQS = 1024, LAYERS = 64, MIXES = 3 };
 
 struct mix {
     const char *name;
     int n_seqs, n;
     int32_t cu[SEQS + 1];
-    double first_ms, forward_ms, products_ms;
+    double first_ms;
+    struct mr_times alone, forward, products, short_forward, short_products;     /* forward, products: in turn */
 };
 
 struct bench {
     char target[4200];
-    const char *device, *layer_list;
-    int tokens, runs, json;
+    const char *device, *layer_list, *only;
+    int tokens, json;
+    struct mr_ways ways;
     int layers[LAYERS], n_layers, max_len;
     struct mr_k *k;
     struct mr_model_config c;
@@ -120,12 +125,10 @@ static int open_bench(struct bench *b, struct mr_err *err)
 
 /* ---- timing --------------------------------------------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
+struct unit {
+    struct bench *b;
+    struct mix *x;
+};
 
 static int one(struct bench *b, const struct mix *x, int products, double *ms)
 {
@@ -138,25 +141,52 @@ static int one(struct bench *b, const struct mix *x, int products, double *ms)
     return rc;
 }
 
+static int forward(void *ctx, double *ms)
+{
+    struct unit *u = ctx;
+
+    return one(u->b, u->x, 0, ms);
+}
+
+static int products(void *ctx, double *ms)
+{
+    struct unit *u = ctx;
+
+    return one(u->b, u->x, 1, ms);
+}
+
+/* The forward's time; the products' goes to the mix. */
+static int in_turn(void *ctx, double *ms)
+{
+    struct unit *u = ctx;
+    double p;
+    int rc = forward(u, ms);
+
+    if (!rc)
+        rc = products(u, &p);
+    if (!rc)
+        mr_times_add(&u->x->products, p);
+    return rc;
+}
+
 static int measure(struct bench *b, struct mix *x, struct mr_err *err)
 {
-    double f[RUNS], p[RUNS], warm;
-    int rc = one(b, x, 0, &x->first_ms);
+    struct unit u = {b, x};
+    double warm;
+    int rc = forward(&u, &x->first_ms);
 
     for (int i = 0; i < 2 && !rc; i++)
-        rc = one(b, x, 1, &warm) || one(b, x, 0, &warm);
-    for (int i = 0; i < b->runs && !rc; i++) {
-        rc = one(b, x, 0, &f[i]);
+        rc = products(&u, &warm) || forward(&u, &warm);
+    if (!rc)
+        rc = mr_bench_sustained(&b->ways, forward, &u, &x->alone);
+    if (!rc)
+        rc = mr_bench_sustained(&b->ways, in_turn, &u, &x->forward);
+    for (int i = 0; i < b->ways.rounds && !rc; i++) {
+        rc = mr_bench_burst(&b->ways, forward, &u, &x->short_forward);
         if (!rc)
-            rc = one(b, x, 1, &p[i]);
+            rc = mr_bench_burst(&b->ways, products, &u, &x->short_products);
     }
-    if (rc)
-        return mr_err_set(err, MR_EXIT_CUDA, "the forward pass of \"%s\" failed: %s", x->name, strerror(-rc));
-    qsort(f, (size_t)b->runs, sizeof *f, by_value);
-    qsort(p, (size_t)b->runs, sizeof *p, by_value);
-    x->forward_ms = f[b->runs / 2];
-    x->products_ms = p[b->runs / 2];
-    return 0;
+    return rc ? mr_err_set(err, MR_EXIT_CUDA, "the forward pass of \"%s\" failed: %s", x->name, strerror(-rc)) : 0;
 }
 
 /* ---- what is said --------------------------------------------------------------------------------------------------------------------- */
@@ -191,41 +221,64 @@ static long rss_mib(void)
     return kib / 1024;
 }
 
-static void print(const struct bench *b)
+static void print_head(const struct bench *b)
 {
     printf("target %s on %s: layers 0..%d of %d, %d captured, weights ready in %.1f s, host memory %ld MiB\n", b->target, b->device, depth(b) - 1,
            b->c.n_layers, b->n_layers, b->load_s, rss_mib());
-    printf("%-16s %7s %6s %10s %10s %10s %10s %8s %9s\n", "mix", "tokens", "seqs", "first ms", "forward ms", "products", "share", "ktok/s",
-           "TFLOP/s");
-    for (int i = 0; i < MIXES; i++) {
-        const struct mix *x = &b->mix[i];
-
-        printf("%-16s %7d %6d %10.1f %10.2f %10.2f %9.1f%% %8.2f %9.1f\n", x->name, x->n, x->n_seqs, x->first_ms, x->forward_ms, x->products_ms,
-               100 * x->products_ms / x->forward_ms, x->n / x->forward_ms, product_tflop(b, x) / x->products_ms * 1e3);
-    }
-    printf("ragged against 2048 each: %.3f of its tokens/s\n",
-           b->mix[2].n / b->mix[2].forward_ms / (b->mix[0].n / b->mix[0].forward_ms));
+    printf("sustained: %d at least and %.1f s; short: %d times %d after %.1f s of rest; a sync after each\n", b->ways.runs, b->ways.seconds,
+           b->ways.rounds, b->ways.burst, b->ways.rest_s);
+    printf("%-16s %-9s %7s %5s %9s %9s %10s %9s %7s %8s %8s\n", "mix", "", "tokens", "seqs", "first ms", "alone ms", "forward ms", "products", "share",
+           "ktok/s", "TFLOP/s");
+    fflush(stdout);
 }
 
-static void print_json(const struct bench *b)
+/* tokens/s are those of forwards alone; the share is of times that were measured in turn. */
+static void print_way(const struct bench *b, struct mix *x, const char *way, double alone, double forward_ms, double products_ms)
+{
+    printf("%-16s %-9s %7d %5d %9.1f %9.2f %10.2f %9.2f %6.1f%% %8.2f %8.1f\n", x->name, way, x->n, x->n_seqs, x->first_ms, alone, forward_ms,
+           products_ms, 100 * products_ms / forward_ms, x->n / alone, product_tflop(b, x) / products_ms * 1e3);
+}
+
+static void print(const struct bench *b, struct mix *x)
+{
+    print_way(b, x, "sustained", mr_times_median(&x->alone), mr_times_median(&x->forward), mr_times_median(&x->products));
+    print_way(b, x, "short", mr_times_median(&x->short_forward), mr_times_median(&x->short_forward), mr_times_median(&x->short_products));
+    fflush(stdout);
+}
+
+static double rate(struct mix *x)
+{
+    return x->n / mr_times_median(&x->alone);
+}
+
+static void print_tail(struct bench *b)
+{
+    if (b->mix[0].alone.n && b->mix[2].alone.n)
+        printf("ragged against 2048 each: %.3f of its tokens/s\n", rate(&b->mix[2]) / rate(&b->mix[0]));
+}
+
+static json_t *way_json(const struct bench *b, const struct mix *x, double alone, double forward_ms, double products_ms)
+{
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "alone_ms", alone, "forward_ms", forward_ms, "products_ms", products_ms, "products_share", products_ms / forward_ms,
+                     "tokens_per_s", 1e3 * x->n / alone, "products_tflops", product_tflop(b, x) / products_ms * 1e3);
+}
+
+static json_t *mix_json(const struct bench *b, struct mix *x)
+{
+    double f = mr_times_median(&x->short_forward);
+
+    return json_pack("{s:s, s:i, s:i, s:f, s:o, s:o}", "mix", x->name, "tokens", x->n, "sequences", x->n_seqs, "first_ms", x->first_ms, "sustained",
+                     way_json(b, x, mr_times_median(&x->alone), mr_times_median(&x->forward), mr_times_median(&x->products)), "short",
+                     way_json(b, x, f, f, mr_times_median(&x->short_products)));
+}
+
+static void print_json(struct bench *b)
 {
     json_t *o = json_object(), *list = json_array();
 
-    for (int i = 0; i < MIXES; i++) {
-        const struct mix *x = &b->mix[i];
-        json_t *m = json_object();
-
-        json_object_set_new(m, "mix", json_string(x->name));
-        json_object_set_new(m, "tokens", json_integer(x->n));
-        json_object_set_new(m, "sequences", json_integer(x->n_seqs));
-        json_object_set_new(m, "first_ms", json_real(x->first_ms));
-        json_object_set_new(m, "forward_ms", json_real(x->forward_ms));
-        json_object_set_new(m, "products_ms", json_real(x->products_ms));
-        json_object_set_new(m, "products_share", json_real(x->products_ms / x->forward_ms));
-        json_object_set_new(m, "tokens_per_s", json_real(1e3 * x->n / x->forward_ms));
-        json_object_set_new(m, "products_tflops", json_real(product_tflop(b, x) / x->products_ms * 1e3));
-        json_array_append_new(list, m);
-    }
+    for (int i = 0; i < MIXES; i++)
+        if (b->mix[i].alone.n)
+            json_array_append_new(list, mix_json(b, &b->mix[i]));
     json_object_set_new(o, "device", json_string(b->device));
     json_object_set_new(o, "layers", json_integer(depth(b)));
     json_object_set_new(o, "rss_mib", json_integer(rss_mib()));
@@ -238,18 +291,20 @@ static void print_json(const struct bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cpu|cuda:N] [--layers 1,9,17] [--tokens N]\n"
-                    "                                   [--runs N] [--json]\n"
+                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--rest S] [--json]\n"
                     "  --config DIR   random weights of DIR/config.json      --target DIR   a checkpoint's own\n");
     return MR_EXIT_CONFIG;
 }
 
 static int parse(struct bench *b, int argc, char **argv)
 {
-    static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"target", 1, NULL, 't'}, {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'},
-                                        {"tokens", 1, NULL, 'n'}, {"runs", 1, NULL, 'r'},   {"json", 0, NULL, 'j'},   {0}};
+    static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"target", 1, NULL, 't'},  {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'},
+                                        {"tokens", 1, NULL, 'n'}, {"mix", 1, NULL, 'm'},     {"runs", 1, NULL, 'r'},   {"seconds", 1, NULL, 's'},
+                                        {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'},    {"json", 0, NULL, 'j'},   {0}};
     int c;
 
-    *b = (struct bench){.device = "cuda:0", .tokens = 16384, .runs = 10};
+    memset(b, 0, sizeof *b);
+    b->device = "cuda:0", b->tokens = 16384, b->only = "", b->ways = mr_ways_default();
     while ((c = getopt_long(argc, argv, "", opt, NULL)) != -1) {
         switch (c) {
         case 'c': snprintf(b->target, sizeof b->target, "random:%s?seed=1", optarg); break;
@@ -257,12 +312,31 @@ static int parse(struct bench *b, int argc, char **argv)
         case 'd': b->device = optarg; break;
         case 'l': b->layer_list = optarg; break;
         case 'n': b->tokens = atoi(optarg); break;
-        case 'r': b->runs = atoi(optarg); break;
+        case 'm': b->only = optarg; break;
+        case 'r': b->ways.runs = atoi(optarg); break;
+        case 's': b->ways.seconds = atof(optarg); break;
+        case 'o': b->ways.rounds = atoi(optarg); break;
+        case 'p': b->ways.rest_s = atof(optarg); break;
         case 'j': b->json = 1; break;
         default: return -1;
         }
     }
-    return optind != argc || !b->target[0] || b->tokens < 1 || b->runs < 1 || b->runs > RUNS ? -1 : 0;
+    return optind != argc || !b->target[0] || b->tokens < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || !(b->ways.rest_s >= 0) ? -1 : 0;
+}
+
+static int measure_all(struct bench *b, struct mr_err *err)
+{
+    if (!b->json)
+        print_head(b);
+    for (int i = 0; i < MIXES; i++) {
+        if (!strstr(b->mix[i].name, b->only))
+            continue;
+        if (measure(b, &b->mix[i], err))
+            return -1;
+        if (!b->json)
+            print(b, &b->mix[i]);
+    }
+    return 0;
 }
 
 int mr_bench_target_main(int argc, char **argv)
@@ -275,15 +349,13 @@ int mr_bench_target_main(int argc, char **argv)
         free(b);
         return usage();
     }
-    rc = open_bench(b, &err);
-    for (int i = 0; i < MIXES && !rc; i++)
-        rc = measure(b, &b->mix[i], &err);
-    if (!rc && b->json)
-        print_json(b);
-    else if (!rc)
-        print(b);
-    else
+    rc = open_bench(b, &err) || measure_all(b, &err);
+    if (rc)
         fprintf(stderr, "millrace-actor bench-target: %s\n", err.msg);
+    else if (b->json)
+        print_json(b);
+    else
+        print_tail(b);
     mr_target_model_destroy(b->m);
     if (b->features)
         b->k->op->release(b->k, b->features);
