@@ -259,8 +259,8 @@ static void print_tail(struct bench *b)
 
 static json_t *way_json(const struct bench *b, const struct mix *x, double alone, double forward_ms, double products_ms)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "alone_ms", alone, "forward_ms", forward_ms, "products_ms", products_ms, "products_share", products_ms / forward_ms,
-                     "tokens_per_s", 1e3 * x->n / alone, "products_tflops", product_tflop(b, x) / products_ms * 1e3);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "alone_ms", alone, "forward_ms", forward_ms, "products_ms", products_ms,
+                     "products_share", products_ms / forward_ms, "tokens_per_s", 1e3 * x->n / alone, "products_tflops", product_tflop(b, x) / products_ms * 1e3);
 }
 
 static json_t *mix_json(const struct bench *b, struct mix *x)
