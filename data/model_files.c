@@ -109,8 +109,39 @@ static int open_index(struct mr_model_files *f, const char *dir, const struct mr
     return 0;
 }
 
-/* Each name of the index is in its shard, and in no other. */
-static int check_index(const struct mr_model_files *f, const char *dir, const struct mr_json *index, struct mr_err *err)
+static int promised(const struct mr_model_config *c, const char *name)
+{
+    int layer, n = 0;
+
+    if (!strcmp(name, "model.embed_tokens.weight") || !strcmp(name, "model.norm.weight") || !strcmp(name, "lm_head.weight"))
+        return 1;
+    if (strstr(name, "rotary_emb.inv_freq")) /* old files; computed here */
+        return 1;
+    return sscanf(name, "model.layers.%d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < c->n_layers;
+}
+
+/* Promised, and read. */
+static int needed(const struct mr_model_config *c, const char *name)
+{
+    return promised(c, name) && !strstr(name, "rotary_emb.inv_freq") && !(c->tied && !strcmp(name, "lm_head.weight"));
+}
+
+/* A tensor that the model needs and the index does not name.  docs/target-models.md 5.2 wants it named, because loaders that go by the index
+ * take it for missing and make one up. */
+static void find_unnamed(const struct mr_model_files *f, const struct mr_model_config *c, const char *dir, json_t *map, struct findings *bad)
+{
+    for (int s = 0; s < f->n_shards; s++)
+        for (int i = 0; i < f->shard[s].n; i++) {
+            const char *name = f->shard[s].t[i].name;
+
+            if (needed(c, name) && !json_object_get(map, name))
+                found(bad, "%s: in %s, but the index does not name it", name, f->shard[s].path + strlen(dir) + 1);
+        }
+}
+
+/* Each name of the index is in its shard, and in no other; each tensor that is needed is in the index. */
+static int check_index(const struct mr_model_files *f, const struct mr_model_config *c, const char *dir, const struct mr_json *index,
+                       struct mr_err *err)
 {
     struct findings bad = {0};
     const char *key;
@@ -131,6 +162,7 @@ static int check_index(const struct mr_model_files *f, const char *dir, const st
             bytes += t ? (double)t->bytes : 0;
         }
     }
+    find_unnamed(f, c, dir, map, &bad);
     if (bad.n)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: %d tensors are not where the index says (files of different revisions?):%s",
                           index->path, bad.n, bad.text);
@@ -139,7 +171,7 @@ static int check_index(const struct mr_model_files *f, const char *dir, const st
     return 0;
 }
 
-static int open_files(struct mr_model_files *f, const char *dir, struct mr_err *err)
+static int open_files(struct mr_model_files *f, const struct mr_model_config *c, const char *dir, struct mr_err *err)
 {
     char path[4096];
     struct stat st;
@@ -161,7 +193,7 @@ static int open_files(struct mr_model_files *f, const char *dir, struct mr_err *
         return -1;
     rc = open_index(f, dir, &index, err);
     if (!rc)
-        rc = check_index(f, dir, &index, err);
+        rc = check_index(f, c, dir, &index, err);
     mr_json_free(&index);
     return rc;
 }
@@ -275,17 +307,6 @@ static void expect_head(const struct mr_model_files *f, const struct mr_model_co
                 f->shard[0].path);
 }
 
-static int promised(const struct mr_model_config *c, const char *name)
-{
-    int layer, n = 0;
-
-    if (!strcmp(name, "model.embed_tokens.weight") || !strcmp(name, "model.norm.weight") || !strcmp(name, "lm_head.weight"))
-        return 1;
-    if (strstr(name, "rotary_emb.inv_freq")) /* old files; computed here */
-        return 1;
-    return sscanf(name, "model.layers.%d.%n", &layer, &n) == 1 && n > 0 && layer >= 0 && layer < c->n_layers;
-}
-
 static void warn_surplus(const struct mr_model_files *f, const struct mr_model_config *c, const char *dir)
 {
     struct findings extra = {0};
@@ -331,7 +352,7 @@ int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, con
     f->random = mr_model_random(dir, config_dir, sizeof config_dir, &f->seed, err);
     if (f->random)
         return f->random < 0 ? -1 : 0;       /* nothing is read: the config promises, and the seed keeps */
-    if (open_files(f, dir, err))
+    if (open_files(f, c, dir, err))
         goto fail;
     expect_embedding(f, c, &bad);
     for (int i = 0; i < c->n_layers; i++)

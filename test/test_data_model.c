@@ -301,6 +301,19 @@ static void write_index(const char *second)
     json_decref(root);
 }
 
+/* The index without `name`. */
+static void edit_index(const char *name)
+{
+    char path[128];
+    json_t *root;
+
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+    root = json_load_file(path, 0, NULL);
+    json_object_del(json_object_get(root, "weight_map"), name);
+    json_dump_file(root, path, 0);
+    json_decref(root);
+}
+
 static void shards(void **state)
 {
     char path[128], to[128];
@@ -316,6 +329,14 @@ static void shards(void **state)
     open_ok("{}", 10);
     write_file("a-2.safetensors", 12, 25, "model.norm.weight", NULL, NULL);
     open_fails("{}", "model.norm.weight: not in a-2.safetensors");
+    write_file("a-2.safetensors", 12, 25, NULL, NULL, NULL);
+    edit_index("model.norm.weight");
+    open_fails("{}", "model.norm.weight: in a-2.safetensors, but the index does not name it");
+    write_index("a-2.safetensors");
+    edit_index("lm_head.weight");
+    open_fails("{}", "lm_head.weight: in a-2.safetensors, but the index does not name it");
+    open_ok("{'tie_word_embeddings':true}", 10);                         /* not needed */
+    write_index("a-2.safetensors");
     write_file("a-2.safetensors", 11, 25, NULL, NULL, NULL);
     open_fails("{}", "but the index says a-1.safetensors");
     write_file("a-2.safetensors", 12, 25, NULL, NULL, NULL);
