@@ -80,7 +80,7 @@ static int open_target(struct eval *e, struct mr_err *err)
 
 static int open_data(struct eval *e, struct mr_err *err)
 {
-    const struct mr_dataset_opts o = {.vocab_rows = e->target.embedding_rows, .max_tokens = e->target.max_position, .min_tokens = 2};
+    const struct mr_dataset_opts o = {.vocab_rows = e->target.vocab_size, .max_tokens = e->target.max_position, .min_tokens = 2};
     uint64_t n;
 
     e->data = mr_dataset_open(e->o->data, &o, err);

@@ -153,7 +153,7 @@ uint64_t mr_check_working(const struct mr_checked *c, const struct mr_topology *
 
 static int check_data(struct mr_checked *c, const struct mr_topology *t, struct mr_err *err)
 {
-    const struct mr_dataset_opts o = {.vocab_rows = c->target.embedding_rows,
+    const struct mr_dataset_opts o = {.vocab_rows = c->target.vocab_size,
                                       .skip_bad = t->data.skip_bad,
                                       .max_tokens = t->data.max_tokens,
                                       .min_tokens = t->data.min_tokens,

@@ -201,7 +201,7 @@ static int bad_row(const struct mr_dataset *d, struct judge *g, uint64_t row)
         snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: mask[%lld] is %d; 0 or 1 is wanted", (unsigned long long)row,
                  (long long)i, mask[i]);
     else
-        snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: ids[%lld] is %d; ids are 0..%d (the embedding's rows)",
+        snprintf(g->list + used, sizeof g->list - used, "\n  row %llu: ids[%lld] is %d; ids are 0..%d (the rows of the target's head)",
                  (unsigned long long)row, (long long)i, ids[i], limit - 1);
     return 1;
 }

@@ -25,7 +25,7 @@ struct mr_row {
 struct mr_dataset;
 
 struct mr_dataset_opts {
-    int vocab_rows;          /* ids must be below this (embedding rows); 0 = not checked */
+    int vocab_rows;          /* ids must be below this: the target's vocab_size, since each may be a label; 0 = not checked */
     int skip_bad;            /* 1: bad records are counted and skipped; 0: the first 10 are reported and loading fails */
     int max_tokens;          /* rows above are dropped (or cut) when > 0 */
     int min_tokens;          /* rows below are dropped; at least 2 */

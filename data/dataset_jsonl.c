@@ -91,7 +91,7 @@ static int parse_failed(struct reader *r, const json_error_t *e)
 
 static int parse_ids(struct reader *r, json_t *a)
 {
-    const char *rows = r->vocab_rows ? " (the embedding's rows)" : "";
+    const char *rows = r->vocab_rows ? " (the rows of the target's head)" : "";
     size_t i;
     json_t *v;
 

@@ -79,6 +79,32 @@ static void demo(void **state)
     mr_topology_free(&t);
 }
 
+/* An embedding with more rows than config.json says: the head has only vocab_size of them, so an id above is a label without a logit. */
+static void ids_without_head(void **state)
+{
+    char config[96], weights[96], text[2048], set[128];
+    FILE *f = fopen(MR_SOURCE_DIR "/demo/target/config.json", "r");
+    char *at;
+
+    (void)state;
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    at = strstr(text, "\"vocab_size\": 2048");
+    assert_non_null(at);
+    memcpy(at, "\"vocab_size\": 2000", 18);
+    snprintf(config, sizeof config, "%s/config.json", dir);
+    snprintf(weights, sizeof weights, "%s/model.safetensors", dir);
+    snprintf(set, sizeof set, "/target/checkpoint=\"%s\"", dir);
+    f = fopen(config, "w");
+    fputs(text, f);
+    fclose(f);
+    assert_int_equal(symlink(MR_SOURCE_DIR "/demo/target/model.safetensors", weights), 0);
+    refused(0, set, "; ids are 0..1999 (the rows of the target's head)");
+    unlink(weights);
+    unlink(config);
+}
+
 static void epochs(void **state)
 {
     const char *more[] = {"/train/epochs=3", "/train/grad_accum=2", "/train/max_steps=5"};
@@ -192,6 +218,7 @@ static void init_from(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(demo),
+                                       cmocka_unit_test(ids_without_head),
                                        cmocka_unit_test(epochs),
                                        cmocka_unit_test(model_only),
                                        cmocka_unit_test(relations),
