@@ -227,8 +227,8 @@ static void print_head(const struct bench *b)
            b->c.n_layers, b->n_layers, b->load_s, rss_mib());
     printf("sustained: %d at least and %.1f s; short: %d times %d after %.1f s of rest; a sync after each\n", b->ways.runs, b->ways.seconds,
            b->ways.rounds, b->ways.burst, b->ways.rest_s);
-    printf("%-16s %-9s %7s %5s %9s %9s %10s %9s %7s %8s %8s\n", "mix", "", "tokens", "seqs", "first ms", "alone ms", "forward ms", "products", "share",
-           "ktok/s", "TFLOP/s");
+    printf("%-16s %-9s %7s %5s %9s %9s %10s %9s %7s %8s %8s\n", "mix", "", "tokens", "seqs", "first ms", "alone ms", "forward ms", "products",
+           "share", "ktok/s", "TFLOP/s");
     fflush(stdout);
 }
 
@@ -260,7 +260,8 @@ static void print_tail(struct bench *b)
 static json_t *way_json(const struct bench *b, const struct mix *x, double alone, double forward_ms, double products_ms)
 {
     return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "alone_ms", alone, "forward_ms", forward_ms, "products_ms", products_ms,
-                     "products_share", products_ms / forward_ms, "tokens_per_s", 1e3 * x->n / alone, "products_tflops", product_tflop(b, x) / products_ms * 1e3);
+                     "products_share", products_ms / forward_ms, "tokens_per_s", 1e3 * x->n / alone,
+                     "products_tflops", product_tflop(b, x) / products_ms * 1e3);
 }
 
 static json_t *mix_json(const struct bench *b, struct mix *x)
