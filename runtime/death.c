@@ -82,6 +82,9 @@ static uint64_t oom_of(const char *path)
     char line[128];
     uint64_t n = 0;
 
+    if (!f) /* no cgroup v2: the whole machine's */
+        f = fopen("/proc/vmstat", "re");
+
     while (f && fgets(line, sizeof line, f))
         if (sscanf(line, "oom_kill %" SCNu64, &n) == 1)
             break;

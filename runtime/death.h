@@ -19,7 +19,7 @@ struct mr_death {
 /* "failed: exit code 1", "was killed from outside (SIGKILL)", ...: the text after the actor's name. */
 void mr_death_sentence(const struct mr_death *d, char *out, size_t bytes);
 
-/* oom_kill of our cgroup's memory.events, 0 when it cannot be read. */
+/* oom_kill of our cgroup's memory.events, or of the machine where there is none; 0 when neither can be read. */
 uint64_t mr_oom_kills(void);
 
 /* State letter of /proc/<pid>/stat: R S D T t Z ..., '?' when it cannot be read. */

@@ -30,6 +30,8 @@ static void on_wake(void *arg, int fd)
     while (read(fd, &n, sizeof n) > 0)
         ;
     mr_sup_advance(sup);
+    for (unsigned i = 0; i < sup->n_slots; i++)
+        mr_sup_note_back(&sup->slot[i]);
 }
 
 static void on_timer(void *arg, int fd)
@@ -181,8 +183,9 @@ static void run(struct mr_sup *sup)
         mr_sup_spawn(&sup->slot[i]);
     MR_POINT("sup.spawned");
     while (!over(sup)) {
-        int r = mr_loop_wait(sup->loop, -1);
+        int r = mr_loop_wait(sup->loop, mr_sup_due_ms(sup));
 
+        mr_sup_spawn_due(sup, mr_now_ns());
         if (r >= 0)
             continue;
         mr_sup_fail(sup, MR_EXIT_FAILED, "failed", "the event loop (%s) fails: %s", mr_loop_name(sup->loop), strerror(-r));

@@ -3,8 +3,9 @@
  * A death is proven by the pidfd AND the reap; only then is anything given back (docs/design.md 4.4), and that comes first: what the
  * dead held is claimable again before its last words are read.
  *
- * Budget: a kill counts when the incarnation finished no microbatch and was not parked in a wait when it died.  A parked actor did not
- * crash: somebody killed it, and kills from outside never end a healthy run.  A failure of its own (an exit, a signal that is no SIGKILL)
+ * Budget: a kill counts when the incarnation finished no microbatch and was not parked in a wait when it died; one from outside, and not by
+ * the kernel for want of memory, only while it starts.  Kills from outside never end a healthy run, however fast they follow each other, and
+ * cost it no back-off.  A failure of its own (an exit, a signal that is no SIGKILL)
  * counts when the run committed no step in that incarnation's life: a thread may fail while the actor is parked, and microbatches that are
  * done again and again are no progress.  More than restart.max counted deaths in a row within restart.window_s end the run.  The first
  * restart is immediate, then restart.backoff_ms, doubling.
@@ -89,7 +90,11 @@ static enum verdict judge(const struct mr_slot *s, const struct mr_death *d)
         return CLEARS;
     if (s->why == MR_KILL_RESTART || s->why == MR_KILL_KEEPER)
         return NEUTRAL;
-    return mr_ld(&s->row->wait_reason) == MR_WAIT_NONE || mr_ld(&s->row->state) == MR_ACTOR_STARTING ? COUNTS : NEUTRAL;
+    if (mr_ld(&s->row->state) == MR_ACTOR_STARTING)
+        return COUNTS;
+    if (s->why == MR_KILL_NONE && !d->oom)
+        return NEUTRAL;
+    return mr_ld(&s->row->wait_reason) == MR_WAIT_NONE ? COUNTS : NEUTRAL;
 }
 
 static void print_tail(struct mr_slot *s)
@@ -231,7 +236,10 @@ void mr_sup_on_exit(void *arg, int fd)
     (void)fd;
     if (mr_child_reap(&s->child, &d.code, &d.sig) == -EAGAIN)
         return; /* not dead: nothing is given back on a suspicion */
+    mr_sup_note_back(s); /* while the row is the dead one's */
+    s->reaped_ns = mr_now_ns();
     MR_POINT("sup.death.reaped");
+    look_at_oom(sup, &d);
     verdict = judge(s, &d);
     d.acked = mr_ld(&s->row->acked) != 0;
     d.drained = d.code == 0 && !d.acked && mr_ld(&s->row->drain);
@@ -239,7 +247,6 @@ void mr_sup_on_exit(void *arg, int fd)
     mr_st(&s->row->state, d.acked ? MR_ACTOR_DONE : MR_ACTOR_DEAD);
     if (sup->state == MR_SUP_RUNNING && !d.acked)
         recover(s, &r); /* once the step word is FINISHED, nothing is held any more */
-    look_at_oom(sup, &d);
     close_process(s);
     if (!d.acked && !d.drained && sup->state != MR_SUP_FAILING)
         count_restart(s);

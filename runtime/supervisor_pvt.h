@@ -37,6 +37,8 @@ struct mr_slot {
     uint64_t death_ns[MR_DEATHS_MAX];
     unsigned n_deaths;       /* that count, in a row, newest last; within the window */
     enum mr_kill_reason why; /* we killed this incarnation */
+    /* what its restart took; 0 = nothing to say */
+    uint64_t reaped_ns, running_ns; /* death of the incarnation before; this one was seen to run */
     /* hang watch */
     uint64_t last_progress, busy_since_ns, stopped_since_ns;
     /* output */
@@ -90,6 +92,8 @@ void mr_sup_read_output(struct mr_slot *s);
 void mr_sup_close_output(struct mr_slot *s);
 void mr_sup_kill(struct mr_slot *s, enum mr_kill_reason why);
 unsigned mr_sup_live(const struct mr_sup *sup);     /* processes that exist */
+int mr_sup_due_ms(const struct mr_sup *sup);        /* until the next respawn that is due; -1 = none */
+void mr_sup_note_back(struct mr_slot *s);           /* one line when a restarted incarnation has claimed: where the time went */
 
 /* death */
 void mr_sup_on_exit(void *arg, int fd);             /* of a slot's pidfd */

@@ -135,6 +135,7 @@ static void prepare_row(struct mr_slot *s)
     s->steps_at_spawn = mr_ld(&s->sup->seg.hdr->ledger_done);
     s->why = MR_KILL_NONE;
     s->respawn_ns = 0;
+    s->running_ns = 0;
     s->n_part = 0;
     s->last_progress = s->progress_at_spawn;
     s->busy_since_ns = row->start_ns;
@@ -219,4 +220,41 @@ void mr_sup_spawn_due(struct mr_sup *sup, uint64_t now)
     for (unsigned i = 0; i < sup->n_slots && sup->state != MR_SUP_FAILING; i++)
         if (sup->slot[i].respawn_ns && sup->slot[i].respawn_ns <= now)
             mr_sup_spawn(&sup->slot[i]);
+}
+
+int mr_sup_due_ms(const struct mr_sup *sup)
+{
+    uint64_t first = UINT64_MAX, now = mr_now_ns();
+
+    for (unsigned i = 0; i < sup->n_slots && sup->state != MR_SUP_FAILING; i++)
+        if (sup->slot[i].respawn_ns && sup->slot[i].respawn_ns < first)
+            first = sup->slot[i].respawn_ns;
+    if (first == UINT64_MAX)
+        return -1;
+    return first <= now ? 0 : (int)((first - now) / 1000000u) + 1;
+}
+
+static double ms_between(uint64_t from, uint64_t to)
+{
+    return to > from ? (double)(to - from) * 1e-6 : 0.0;
+}
+
+/* Times of one restart; test/e2e_gpu_drafters.py reads the line.  The claim is the actor's own stamp; an older one is its predecessor's. */
+void mr_sup_note_back(struct mr_slot *s)
+{
+    const struct mr_actor_row *row = s->row;
+    uint64_t first = mr_ld(&row->first_claim_ns);
+
+    if (!s->reaped_ns || row->start_ns < s->reaped_ns) /* nothing to say, or in back-off */
+        return;
+    if (!s->running_ns && mr_ld(&row->state) == MR_ACTOR_RUNNING)
+        s->running_ns = mr_now_ns();
+    if (first <= row->start_ns)
+        return;
+    if (!s->running_ns || s->running_ns > first) /* seen late */
+        s->running_ns = first;
+    mr_runlog(&s->sup->log, MR_LOG_INFO, "supervisor", "%s, incarnation %u: reaped at %.6f s, started after %.1f ms, running after %.1f ms, "
+              "first claim after %.1f ms", row->name, row->incarnation, (double)s->reaped_ns * 1e-9, ms_between(s->reaped_ns, row->start_ns),
+              ms_between(s->reaped_ns, s->running_ns), ms_between(s->reaped_ns, first));
+    s->reaped_ns = 0;
 }

@@ -207,8 +207,10 @@ void mr_sup_tick(struct mr_sup *sup)
     for (unsigned i = 0; i < sup->n_slots; i++)
         mr_sup_read_output(&sup->slot[i]);
     if (sup->state == MR_SUP_RUNNING) {
-        for (unsigned i = 0; i < sup->n_slots; i++)
+        for (unsigned i = 0; i < sup->n_slots; i++) {
+            mr_sup_note_back(&sup->slot[i]);
             watch_slot(&sup->slot[i], now);
+        }
         watch_stall(sup, now);
         show_progress(sup, now);
     } else {

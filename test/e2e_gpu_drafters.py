@@ -9,6 +9,8 @@ import array
 import json
 import os
 import random
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -167,14 +169,59 @@ def row(r, name):
     return next((a for a in actors if a["name"] == name), {"incarnation": 0, "first_claim_s": None})
 
 
-def first_claim(r, name, old, killed):
-    """Seconds from the kill to the next incarnation's first claim; None when the run was over first."""
-    while r.proc.poll() is None and time.monotonic() - killed < 60:
+def kill_at(r, *names):
+    """SIGKILL to all of them.  When, on the monotonic clock; None when one of them is not there."""
+    pids = r.pids()
+    if any(name not in pids for name in names):
+        return None
+    at = time.monotonic()
+    for name in names:
+        try:
+            os.kill(pids[name], signal.SIGKILL)
+        except ProcessLookupError:
+            return None
+    return at
+
+
+def wait_for_claim(r, name, old):
+    """Until an incarnation after `old` has claimed, or the run is over."""
+    end = time.monotonic() + 60
+    while r.proc.poll() is None and time.monotonic() < end:
         now = row(r, name)
         if now["incarnation"] > old and now["first_claim_s"] is not None:
-            return time.monotonic() - killed
-        time.sleep(0.005)
-    return None
+            return
+        time.sleep(0.02)
+
+
+RESTART = re.compile(r"^(\S+), incarnation (\d+): reaped at ([\d.]+) s, started after ([\d.]+) ms, running after ([\d.]+) ms, first claim after ([\d.]+) ms$")
+
+
+def restarts(r, killed):
+    """Where the time went: (seconds from SIGKILL to the next claim, what the log says about it) of each kill [(monotonic time, actor)].  The
+    supervisor and the actors stamp with the same clock."""
+    log, out = r.log(), []
+    told = [(m, i) for i, e in enumerate(log) for m in [RESTART.match(e["msg"])] if m and e["actor"] == "supervisor"]
+    for at, name in killed:
+        m, i = next(((m, i) for m, i in told if m[1] == name and float(m[3]) > at), (None, 0))
+        if not m:
+            continue                                             # the run was over first
+        reaped, (start, running, claim) = float(m[3]), (float(m[k]) for k in (4, 5, 6))
+        own = [e["msg"] for e in log[:i + 6] if e["actor"] == name]
+        own = own[max(k for k, msg in enumerate(own) if re.match(rf"incarnation {int(m[2]) - 1} ", msg)) + 1:]
+        own = [msg for msg in own if not re.match(rf"incarnation {m[2]} ", msg)][:3]
+        out.append((reaped - at + claim * 1e-3,
+                    f"{name}, incarnation {m[2]}: {(reaped - at) * 1e3:.0f} ms until reaped, {start:.0f} started, {running - start:.0f} running, "
+                    f"{claim - running:.0f} claimed; it says: {' | '.join(own)}"))
+    return sorted(out)
+
+
+def tell_restarts(r, killed, what):
+    back = restarts(r, killed)
+    need(len(back) >= len(killed) - 2, f"{len(killed)} kills, {len(back)} restarts in the log")
+    for s, where in back[-3:]:
+        print(f"{s:.3f} s  {where}")
+    print(f"{len(killed)} kills, {what}: bits as undisturbed; SIGKILL to the next claim: median {back[len(back) // 2][0]:.3f} s, worst {back[-1][0]:.3f} s "
+          f"of {len(back)}")
 
 
 def kills(draft):
@@ -186,20 +233,18 @@ def kills(draft):
     r = All("kills", max_steps=steps, draft=draft)
     try:
         r.start()
-        done, back = 0, []
-        while done < n and r.proc.poll() is None:
-            r.reach(min(done * steps // (2 * n), steps - 4), 240)
+        done = []
+        while len(done) < n and r.proc.poll() is None:
+            r.reach(min(len(done) * steps // (2 * n), steps - 4), 240)
             time.sleep(rnd.random() * float(os.environ.get("MR_PAUSE", "0.2")))
             name = f"drafter/{rnd.randrange(len(draft))}"
-            old = row(r, name)["incarnation"]
-            if kill(r, name):
-                done += 1
-                back.append(first_claim(r, name, old, time.monotonic()))
-        need(done == n, f"only {done} kills")
-        same(finish(r, steps), want, f"{done} kills")
-        back = sorted(x for x in back if x is not None)
-        print(f"{done} kills, {len(draft)} drafters: bits as undisturbed; SIGKILL to the next claim: median {back[len(back) // 2]:.2f} s, "
-              f"worst {back[-1]:.2f} s of {len(back)}")
+            old, at = row(r, name)["incarnation"], kill_at(r, name)
+            if at:
+                done.append((at, name))
+                wait_for_claim(r, name, old)
+        need(len(done) == n, f"only {len(done)} kills")
+        same(finish(r, steps), want, f"{n} kills")
+        tell_restarts(r, done, f"{len(draft)} drafters")
     finally:
         r.close()
 
@@ -210,6 +255,19 @@ def case_kill_one():
 
 def case_kill_two():
     kills(("cuda:0", "cuda:0"))
+
+
+def case_kill_claimed():
+    """Kills from outside before the first microbatch is done, more of them than restart.max: no budget, and no back-off, is used up."""
+    r = All("claimed", max_steps=6)
+    r.data["restart"] = {"max": 2, "window_s": 600, "backoff_ms": 50, "hang_s": 60}
+    r.save()
+    try:
+        r.start(env={"MR_FAULT": ",".join(["drafter.item.claimed:1:drafter"] * 4), "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
+        finish(r, 6)
+        need(r.summary()["restarts"] == 4, f"{r.summary()}")
+    finally:
+        r.close()
 
 
 def case_kill_keeper():
