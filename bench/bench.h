@@ -9,6 +9,7 @@ int mr_bench_ring(int argc, char **argv);
 int mr_bench_kernels(int argc, char **argv);
 int mr_bench_restart(int argc, char **argv);
 int mr_bench_cuda(int argc, char **argv);
+int mr_bench_pair(int argc, char **argv);
 int mr_bench_target(int argc, char **argv);
 int mr_bench_drafter(int argc, char **argv);
 

@@ -16,6 +16,7 @@ static const struct {
     {"kernels", "[--json]                       the cpu kernels at the demo's shapes", mr_bench_kernels},
     {"target", "--config DIR [--device D] ...  a target's forward pass beside its own matrix products", mr_bench_target},
     {"drafter", "--config DIR [--device D] ... a drafter's whole optimizer step, without a target", mr_bench_drafter},
+    {"pair", "[--from cuda:1] [--to cuda:0] memory over the link between two GPUs: pulls, arenas, sums", mr_bench_pair},
 #ifdef MR_HAVE_CUDA
     {"cuda", "                               the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
 #endif
