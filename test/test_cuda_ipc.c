@@ -111,12 +111,12 @@ static uint64_t checksum(struct mr_k *k, const void *p)
     return h;
 }
 
-/* For each line: does the memory stand still for a second?  "z": all zero? */
+/* For each line: does the memory stand still for a second, or for 200 ms ("q")?  "z": all zero? */
 static int role_watch(const char *hex)
 {
     struct mr_k *k = context();
     void *p = open_hex(hex);
-    const struct timespec second = {.tv_sec = 1};
+    const struct timespec second = {.tv_sec = 1}, fifth = {.tv_nsec = 200000000};
     uint64_t zero = 0, a, b;
 
     for (size_t i = 0; i < BYTES / 8; i++)
@@ -128,7 +128,7 @@ static int role_watch(const char *hex)
             say(a == zero ? "zero" : "written");
             continue;
         }
-        nanosleep(&second, NULL);
+        nanosleep(c == 'q' ? &fifth : &second, NULL);
         b = checksum(k, p);
         say(a == b ? "still" : "moving");
     }
@@ -151,13 +151,13 @@ static int role_write(const char *hex)
     return say("done");
 }
 
-/* Writes for a minute.  With `child`, a process that inherits every descriptor outlives this one. */
-static int role_writer(const char *hex, int child)
+/* Writes for a minute, from `device`.  With `child`, a process that inherits every descriptor outlives this one. */
+static int role_writer(const char *hex, int device, int child)
 {
     char pid[32] = "alone";
     void *p;
 
-    if (mr_k_cuda_use(0, why, sizeof why))
+    if (mr_k_cuda_use(device, why, sizeof why))
         die("use");
     p = open_hex(hex);
     if (child) {
@@ -240,6 +240,7 @@ static int role_free(void)
     return say(text);
 }
 
+/* How many GPUs, and whether the second one can map the memory of the first. */
 static int role_count(void)
 {
     struct mr_k_cuda_device d[MR_K_CUDA_DEVICES];
@@ -248,7 +249,7 @@ static int role_count(void)
 
     if (mr_k_cuda_devices(d, &n, why, sizeof why))
         n = 0;
-    snprintf(text, sizeof text, "%d", n);
+    snprintf(text, sizeof text, "%d %d", n, n > 1 && d[1].peer[0]);
     return say(text);
 }
 
@@ -263,7 +264,9 @@ static int role(int argc, char **argv)
     if (!strcmp(argv[1], "write"))
         return role_write(hex);
     if (!strcmp(argv[1], "writer"))
-        return role_writer(hex, argc > 3);
+        return role_writer(hex, 0, argc > 3);
+    if (!strcmp(argv[1], "writer1"))                 /* on the other GPU */
+        return role_writer(hex, 1, argc > 3);
     if (!strcmp(argv[1], "pull"))
         return role_pull(hex);
     if (!strcmp(argv[1], "poison"))
@@ -471,15 +474,75 @@ static void memory_comes_back(void **state)
     assert_true(after >= before - 64);
 }
 
+/* ---- two GPUs ---- */
+
+static int gpus, mapped;                             /* how many; whether GPU 1 can map the memory of GPU 0 */
+
+static void need_two_gpus(void)
+{
+    if (gpus > 1 && mapped)
+        return;
+    print_message("skipped: needs two GPUs with peer access; %d here\n", gpus);
+    skip();
+}
+
+/* Everybody on GPU 0, the writer's kernel on GPU 1: what is under way between them when it is killed must not arrive later. */
+static void killed_writer_on_another_gpu_has_stopped_when_it_is_reaped(void **state)
+{
+    struct proc k, w, x;
+    char hex[HEX + 1];
+
+    (void)state;
+    need_two_gpus();
+    keep(&k, hex);
+    watch(&w, hex);
+    for (int i = 0; i < 5; i++) {
+        start(&x, "writer1", hex, NULL);
+        assert_string_equal(answer(&x), "alone");
+        assert_string_equal(ask(&w, "q"), "moving");
+        end(&x, SIGKILL);
+        assert_string_equal(ask(&w, "q"), "still");
+        assert_string_equal(ask(&w, "q"), "still");
+        assert_string_equal(ask(&w, "z"), "written");
+    }
+    end(&w, 0);
+    end(&k, 0);
+}
+
+static void inherited_descriptors_keep_a_kernel_on_another_gpu_running(void **state)
+{
+    struct proc k, w, x;
+    char hex[HEX + 1];
+    pid_t child;
+    int moving;
+
+    (void)state;
+    need_two_gpus();
+    keep(&k, hex);
+    watch(&w, hex);
+    start(&x, "writer1", hex, "child");
+    child = (pid_t)atoi(answer(&x));
+    assert_true(child > 1);
+    end(&x, SIGKILL);
+    moving = strcmp(ask(&w, "q"), "moving") == 0;
+    kill(child, SIGKILL);
+    assert_true(moving);
+    for (int i = 0; i < 50 && strcmp(ask(&w, "q"), "still"); i++)
+        ;                                            /* not our child: nothing tells us when it is gone */
+    assert_string_equal(w.line, "still");
+    end(&w, 0);
+    end(&k, 0);
+}
+
 static int devices(void)
 {
     struct proc c;
-    int n;
 
     start(&c, "count", NULL, NULL);
-    n = atoi(answer(&c));
+    if (sscanf(answer(&c), "%d %d", &gpus, &mapped) != 2)
+        gpus = 0;
     end(&c, 0);
-    return n;
+    return gpus;
 }
 
 int main(int argc, char **argv)
@@ -492,6 +555,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(pulls_are_double_buffered),
         cmocka_unit_test(an_error_sticks_to_its_process),
         cmocka_unit_test(memory_comes_back),
+        cmocka_unit_test(killed_writer_on_another_gpu_has_stopped_when_it_is_reaped),
+        cmocka_unit_test(inherited_descriptors_keep_a_kernel_on_another_gpu_running),
     };
 
     if (argc > 1)
