@@ -186,6 +186,22 @@ extern "C" int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle
     return 0;
 }
 
+/* The mapping is made for the thread's current device, so that is what a message names: its index means little in a process that sees one
+ * device only, its uuid does not. */
+static int no_peer(cudaError_t e, char *err, size_t n)
+{
+    struct cudaDeviceProp p;
+    char uuid[MR_K_CUDA_UUID] = "unknown", what[300];
+    int device = -1;
+
+    cudaGetLastError();
+    if (cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(&p, device) == cudaSuccess)
+        print_uuid(&p.uuid, uuid);
+    snprintf(what, sizeof what, "cuda device %d (%s) cannot map the memory of the device that this arena lies on (nvidia-smi topo -p2p r; "
+                                "put it on a device with peer access to that one)", device, uuid);
+    return fail(-EXDEV, e, what, err, n);
+}
+
 extern "C" int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes)
 {
     cudaIpcMemHandle_t h;
@@ -196,6 +212,8 @@ extern "C" int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void
     if (e == cudaSuccess)
         return 0;
     *base = NULL;
+    if (e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
+        return no_peer(e, err, err_bytes);
     return fail(e == cudaErrorInvalidResourceHandle || e == cudaErrorInvalidValue || e == cudaErrorMapBufferObjectFailed ? -ENXIO : -EIO, e,
                 "opening an arena of another process", err, err_bytes);
 }
