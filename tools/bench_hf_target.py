@@ -1,73 +1,113 @@
 #!/usr/bin/env python3
 """The same forward pass in PyTorch: Hugging Face transformers, random bf16 weights of a config, sdpa attention, eager and torch.compile.
 
-usage: bench_hf_target.py CONFIG_DIR [--layers N] [--tokens 16384] [--length 2048] [--runs 5] [--no-compile] [--json]
-N is the number of decoder layers that run (the highest captured one + 1); the hidden states of all of them are asked for, as a capture would.
-Needs a GPU, torch and transformers.
+usage: bench_hf_target.py CONFIG_DIR [--layers N] [--capture 1,9,17,25,33] [--tokens 16384] [--length 2048] [--limit 150] [--no-compile]
+                          [--cudnn] [--device cuda] [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5] [--json]
+N is the number of decoder layers that run (the highest captured one + 1).  What is done is what `millrace-bench target` does: embedding, N
+layers, no head, and the outputs of the captured layers in one tensor (tokens, K * H).  A model of N layers also norms its last output, which is
+0.1 % of the work.  Times are taken as there (torch_times.py): sustained, and short after a rest; lines are printed as they are measured.
+--limit: seconds from the start after which nothing new is begun.  --cudnn: a further line with cuDNN's attention.
+Needs torch and transformers; --device cpu is for trying it out.
 """
 import argparse
 import json
-import statistics
+import sys
 import time
 
 import torch
+import torch_times
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BEGIN = time.perf_counter()
 
 
-def timed(fn, runs):
-    fn()
-    fn()
-    times = []
-    for _ in range(runs):
-        torch.cuda.synchronize()
-        t0 = time.perf_counter()
-        fn()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - t0)
-    return statistics.median(times)
-
-
-def main():
+def arguments():
     p = argparse.ArgumentParser()
     p.add_argument("config")
     p.add_argument("--layers", type=int)
+    p.add_argument("--capture")
     p.add_argument("--tokens", type=int, default=16384)
     p.add_argument("--length", type=int, default=2048)
-    p.add_argument("--runs", type=int, default=5)
+    p.add_argument("--limit", type=float, default=150.0)
+    p.add_argument("--device", default="cuda")
     p.add_argument("--no-compile", action="store_true")
+    p.add_argument("--cudnn", action="store_true")
     p.add_argument("--json", action="store_true")
-    a = p.parse_args()
+    torch_times.add_arguments(p)
+    return p.parse_args()
 
-    config = transformers.AutoConfig.from_pretrained(a.config)
-    if a.layers:
-        config.num_hidden_layers = a.layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[: a.layers]
-    config._attn_implementation = "sdpa"
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = transformers.AutoModel.from_config(config).eval()
-        ids = torch.randint(0, config.vocab_size, (a.tokens // a.length, a.length))
-    n = ids.numel()
-    out = {"torch": torch.__version__, "transformers": transformers.__version__, "layers": config.num_hidden_layers, "tokens": n, "length": a.length}
+
+def default_layers(depth):
+    """As pick_layers of actors/bench_target.c, of those that run."""
+    return [round(1 + i * (depth - 2) / 4) for i in range(5)] if depth >= 6 else [depth - 1]
+
+
+class Bench:
+    def __init__(self, a):
+        config = transformers.AutoConfig.from_pretrained(a.config)
+        if a.layers:
+            config.num_hidden_layers = a.layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[: a.layers]
+        config._attn_implementation = "sdpa"
+        self.a = a
+        self.layers = [int(x) for x in a.capture.split(",")] if a.capture else default_layers(config.num_hidden_layers)
+        if max(self.layers) >= config.num_hidden_layers:
+            sys.exit(f"--capture {self.layers}: only {config.num_hidden_layers} layers run")
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(a.device):
+            self.model = transformers.AutoModel.from_config(config).eval()
+            self.ids = torch.randint(0, config.vocab_size, (a.tokens // a.length, a.length))
+        self.n = self.ids.numel()
+        self.out = {"torch": torch.__version__, "transformers": transformers.__version__, "layers": config.num_hidden_layers,
+                    "dtype": str(next(self.model.parameters()).dtype), "tokens": self.n, "length": a.length}
+
+    def left(self):
+        return self.a.limit - (time.perf_counter() - BEGIN)
 
     @torch.inference_mode()
-    def forward(m):
-        return m(input_ids=ids, use_cache=False, output_hidden_states=True)
+    def forward(self, model):
+        states = model(input_ids=self.ids, use_cache=False, output_hidden_states=True).hidden_states
+        return torch.cat([states[i + 1] for i in self.layers], -1)
 
-    out["eager_tokens_per_s"] = n / timed(lambda: forward(model), a.runs)
+    def measure(self, name, model):
+        t = torch_times.measure(lambda: self.forward(model), self.a)
+        for way in ("sustained", "short", "queued"):
+            self.out[f"{name}_{way}_tokens_per_s"] = self.n / t[way]
+        if not self.a.json:
+            print(f"{name:10s} sustained {t['sustained'] * 1e3:8.2f} ms {self.n / t['sustained']:9,.0f} tokens_per_s ({t['runs']} forwards)   "
+                  f"short {t['short'] * 1e3:8.2f} ms {self.n / t['short']:9,.0f} tokens_per_s   one wait for {self.a.runs}: "
+                  f"{t['queued'] * 1e3:8.2f} ms", flush=True)
+
+    def compiled(self):
+        at = time.perf_counter()
+        model = torch.compile(self.model, dynamic=False)
+        self.forward(model)
+        torch_times.wait()
+        self.out["compile_s"] = time.perf_counter() - at
+        self.measure("compiled", model)
+
+
+def main():
+    a = arguments()
+    b = Bench(a)
+    if not a.json:
+        print(", ".join(f"{k} {v}" for k, v in b.out.items()) + f", captured {b.layers}, ready after {a.limit - b.left():.0f} s", flush=True)
+    b.measure("eager", b.model)
+    if a.cudnn and b.left() > 20:
+        try:
+            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+                b.measure("cudnn", b.model)
+        except Exception as e:                                         # a build without it: the other lines count
+            print(f"cuDNN attention: {type(e).__name__}: {str(e)[:100]}", flush=True)
     if not a.no_compile:
-        t0 = time.perf_counter()
-        compiled = torch.compile(model)
-        forward(compiled)
-        torch.cuda.synchronize()
-        out["compile_s"] = time.perf_counter() - t0
-        out["compiled_tokens_per_s"] = n / timed(lambda: forward(compiled), a.runs)
+        if b.left() > 40:
+            b.compiled()
+        else:
+            print("torch.compile: left out, no time", file=sys.stderr, flush=True)
     if a.json:
-        print(json.dumps(out))
-    else:
-        for k, v in out.items():
-            print(f"{k:24s} {v:,.1f}" if isinstance(v, float) else f"{k:24s} {v}")
+        print(json.dumps(b.out), flush=True)
 
 
 if __name__ == "__main__":

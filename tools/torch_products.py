@@ -28,7 +28,7 @@ def main():
     out = torch.empty(T * 2 * I, device="cuda", dtype=torch.bfloat16)
     total = 0.0
     calls = []
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
+    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}", flush=True)
     for name, n, k in (("qkv", QKV, H), ("o", H, H), ("gate+up", 2 * I, H), ("down", H, I)):
         a, b, y = x.view(-1)[:T * k].view(T, k), w.view(-1)[:n * k].view(n, k), out[:T * n].view(T, n)
 
@@ -43,7 +43,7 @@ def main():
         short = seconds(call, 3)
         total += s
         flop = 2e-12 * T * n * k
-        print(f"torch {name:26s} {s * 1e3:9.3f} {flop / s:9.1f}           three calls after a pause: {flop / short:.1f}")
+        print(f"torch {name:26s} {s * 1e3:9.3f} {flop / s:9.1f}           three calls after a pause: {flop / short:.1f}", flush=True)
     s = statistics.median(seconds(lambda: [c() for c in calls], 10) for _ in range(5))
     print(f"torch, the four in turn          {s * 1e3:9.3f} {2e-12 * T * (QKV * H + H * H + 3 * I * H) / s:9.1f}")
 
