@@ -4,6 +4,7 @@
  *   slabs    pulled as drafters pull them, alone; and beside a chain of bf16 products (8192 rows, gate+up and down of Qwen3-8B) on the
  *            GPU that pulls.  A round has the chain alone and then, or before, the chain with pulls that last longer than it: the loss is
  *            the median of the rounds' ratios, so both have the clock of one moment.  The rate is from pulls that end before their chain.
+ *            Then the same chain on the GPU that is pulled from.
  *   arenas   opened, closed and opened again, in new processes: the first one a process opens, and another one
  *   sums     of two accumulators, one of them on the other GPU, as `p2p` reads it, by one process and by one on each GPU at once; the same
  *            by copies; NCCL.  Every result is checked.
@@ -45,7 +46,7 @@ struct pair {
     int scale, same;
     char uuid[2][MR_K_CUDA_UUID], name[2][64];       /* of TO and FROM */
     char small[HEX + 1], large[HEX + 1], acc[2][HEX + 1];
-    struct child keeper[2], rank[2], other;
+    struct child keeper[2], rank[2], other, owner;       /* owner: computes where the slabs lie */
     struct mr_err err;
 };
 
@@ -195,9 +196,14 @@ static double rate(double bytes, double ms)
 
 /* ---- slabs ----------------------------------------------------------------------------------------------------------------------- */
 
+static int chain_of(struct pair *b, struct child *c, int pairs, int pulls, uint64_t bytes, double v[3])
+{
+    return tell(b, c, "chain %d %d %llu\n", pairs, pulls, (unsigned long long)bytes) || figures(b, c, v, 3);
+}
+
 static int chain(struct pair *b, int pairs, int pulls, uint64_t bytes, double v[3])
 {
-    return tell(b, &b->other, "chain %d %d %llu\n", pairs, pulls, (unsigned long long)bytes) || figures(b, &b->other, v, 3);
+    return chain_of(b, &b->other, pairs, pulls, bytes, v);
 }
 
 /* Median milliseconds of one pull alone, or -1. */
@@ -241,16 +247,49 @@ static int slab_line(struct pair *b, uint64_t bytes, int pairs, double chain_ms)
     return 0;
 }
 
+static int start_consumer(struct pair *b, struct child *c, const char *what, int at)
+{
+    char bytes[32], scale[16];
+    double ready;
+
+    snprintf(bytes, sizeof bytes, "%llu", PAIR_LARGE / (unsigned)b->scale);
+    snprintf(scale, sizeof scale, "%d", b->scale);
+    return start(b, c, what, b->uuid[at], "consumer", b->large, bytes, scale, NULL) || figures(b, c, &ready, 1);
+}
+
+/* The chain where the slabs lie, alone and while they are pulled: the pulls begin before it and end behind it. */
+static int owner_line(struct pair *b, uint64_t bytes, int pairs, double chain_ms)
+{
+    double alone = pull_alone(b, bytes), loss[ROUNDS] = {0}, v[3], w[3], pulls_ms;
+    int n = (int)(1.6 * chain_ms / alone) + 4, short_pull = 0;
+    int rc = alone < 0 || start_consumer(b, &b->owner, "the consumer on the GPU that is read", FROM) ||
+             chain_of(b, &b->owner, pairs, 0, 0, v);                 /* warms up */
+
+    for (int i = 0; i < ROUNDS && !rc; i++) {
+        uint64_t t;
+
+        rc = chain_of(b, &b->owner, pairs, 0, 0, v) || tell(b, &b->other, "pull %d %llu\n", n, (unsigned long long)bytes);
+        t = mr_now_ns();
+        rc = rc || chain_of(b, &b->owner, pairs, 0, 0, w);
+        short_pull += !rc && (double)(mr_now_ns() - t) * 1e-6 > alone * n;
+        rc = rc || figures(b, &b->other, &pulls_ms, 1);
+        loss[i] = rc ? 0.0 : 100.0 * (1.0 - v[0] / w[0]);
+    }
+    v[0] = median(loss, ROUNDS);
+    if (!rc)
+        printf("the chain on the GPU that is read loses %.2f %% to pulls of %.3f GiB    (%.2f to %.2f)%s\n", v[0], (double)bytes / 0x1p30,
+               loss[0], loss[ROUNDS - 1], short_pull ? " PULLS ENDED BEFORE THE CHAIN" : "");
+    fflush(stdout);
+    stop(&b->owner, !rc);
+    return rc ? -1 : 0;
+}
+
 static int slabs(struct pair *b)
 {
     uint64_t unit = (1ull << 28) / (uint64_t)b->scale;
     double v[3], flop = 6.0 * (PAIR_ROWS / b->scale) * (double)(PAIR_I / b->scale) * (PAIR_H / b->scale);      /* of a pair */
-    char bytes[32], scale[16];
-    int pairs = 4, rc;
+    int pairs = 4, rc = start_consumer(b, &b->other, "the consumer", TO);
 
-    snprintf(bytes, sizeof bytes, "%llu", PAIR_LARGE / (unsigned)b->scale);
-    snprintf(scale, sizeof scale, "%d", b->scale);
-    rc = start(b, &b->other, "the consumer", b->uuid[TO], "consumer", b->large, bytes, scale, NULL) || figures(b, &b->other, v, 1);
     for (int i = 0; i < 3 && !rc; i++)                   /* the first one warms up; then how many pairs make a chain */
         rc = chain(b, pairs, 0, 0, v);
     if (!rc) {
@@ -263,6 +302,7 @@ static int slabs(struct pair *b)
     printf("%12s %12s %14s %15s\n", "slab", "alone GB/s", "beside GB/s", "chain loses %");
     for (int i = 0; i < 4 && !rc; i++)
         rc = slab_line(b, unit << i, pairs, v[0]);
+    rc = rc || (!b->same && owner_line(b, unit << 2, pairs, v[0]));
     stop(&b->other, !rc);
     return rc;
 }
@@ -506,6 +546,7 @@ int mr_bench_pair(int argc, char **argv)
         return SKIPPED;
     rc = rc || keepers(&b) || arenas(&b) || slabs(&b) || sums(&b);
     stop(&b.other, 0);
+    stop(&b.owner, 0);
     for (int i = 0; i < 2; i++)
         stop(&b.rank[i], 0);
     for (int i = 0; i < 2; i++)
