@@ -471,7 +471,7 @@ int mr_cuda_attn_block_bwd(struct mr_k *k, const struct mr_k_blocks *b, const in
     int e, rows = b->n * b->B, c_rows;
 
     (void)cu;
-    if (c->err)
+    if (mr_cuda_attn_open(c))
         return c->err;
     a.q = (const bf16 *)q, a.ck = (const bf16 *)ck, a.cv = (const bf16 *)cv, a.bk = (const bf16 *)bk, a.bv = (const bf16 *)bv;
     a.o = (bf16 *)o, a.lse = (float *)lse, a.dO = (const bf16 *)dO;

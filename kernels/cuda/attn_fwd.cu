@@ -227,7 +227,7 @@ int mr_cuda_attn_causal(struct mr_k *k, int n_seqs, const int32_t *cu, const int
     int e;
 
     (void)cu;                          /* the plan was made from the host's copy */
-    if (c->err)
+    if (mr_cuda_attn_open(c))
         return c->err;
     a.q = (const bf16 *)q, a.ck = (const bf16 *)kx, a.cv = (const bf16 *)v, a.o = (bf16 *)o;
     a.ldq = ldq, a.ldc = ldkv, a.ldo = ldo;
@@ -248,7 +248,7 @@ int mr_cuda_attn_block(struct mr_k *k, const struct mr_k_blocks *b, const int32_
     int e;
 
     (void)cu;
-    if (c->err)
+    if (mr_cuda_attn_open(c))
         return c->err;
     a.q = (const bf16 *)q, a.ck = (const bf16 *)ck, a.cv = (const bf16 *)cv, a.bk = (const bf16 *)bk, a.bv = (const bf16 *)bv;
     a.o = (bf16 *)o, a.lse = lse;

@@ -64,6 +64,14 @@ static void cuda_release(struct mr_k *k, void *p)
         mr_cuda_check(c, cudaFree(p), "cudaFree");
 }
 
+static int open_stage(struct mr_cuda *c, unsigned i)
+{
+    if (c->stage[i].p)
+        return c->err;
+    mr_cuda_check(c, cudaMallocHost((void **)&c->stage[i].p, STAGE_BYTES), "pinned memory");
+    return mr_cuda_check(c, cudaEventCreateWithFlags(&c->stage[i].free, cudaEventDisableTiming), "event");
+}
+
 int mr_cuda_upload(struct mr_cuda *c, void *dst, const void *src, size_t bytes)
 {
     const unsigned char *s = (const unsigned char *)src;
@@ -73,6 +81,8 @@ int mr_cuda_upload(struct mr_cuda *c, void *dst, const void *src, size_t bytes)
         unsigned i = c->stage_next++ % MR_CUDA_STAGES;
         size_t n = bytes < STAGE_BYTES ? bytes : (size_t)STAGE_BYTES;
 
+        if (open_stage(c, i))
+            break;
         mr_cuda_check(c, cudaEventSynchronize(c->stage[i].free), "staging");
         memcpy(c->stage[i].p, s, n);
         mr_cuda_check(c, cudaMemcpyAsync(d, c->stage[i].p, n, cudaMemcpyHostToDevice, c->stream), "copy to the device");
@@ -161,10 +171,26 @@ static const struct mr_k_ops *cuda_ops(void)
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
+/* Single attributes: the whole description of a device takes the driver milliseconds. */
+static cudaError_t describe(struct mr_cuda *c, int *major)
+{
+    int minor = 0, smem = 0;
+    cudaError_t e = cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, c->device);
+
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&c->sms, cudaDevAttrMultiProcessorCount, c->device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    c->cc = *major * 10 + minor;
+    c->smem_max = (size_t)smem;
+    return e;
+}
+
 static int open_device(struct mr_cuda *c, char *err, size_t n)
 {
-    struct cudaDeviceProp p;
-    int count = 0;
+    int count = 0, major = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
 
     if (e != cudaSuccess || c->device < 0 || c->device >= count) {
@@ -172,10 +198,11 @@ static int open_device(struct mr_cuda *c, char *err, size_t n)
                  e != cudaSuccess ? cudaGetErrorString(e) : "no such device", count);
         return -1;
     }
-    e = cudaGetDeviceProperties(&p, c->device);
-    if (e == cudaSuccess && p.major < 8) {
-        snprintf(err, n, "cuda device %d: %s has compute capability %d.%d; 8.0 or newer is needed (bf16 matrix instructions)", c->device,
-                 p.name, p.major, p.minor);
+    mr_cuda_blas_open();
+    e = describe(c, &major);
+    if (e == cudaSuccess && major < 8) {
+        snprintf(err, n, "cuda device %d has compute capability %d.%d; 8.0 or newer is needed (bf16 matrix instructions)", c->device, major,
+                 c->cc % 10);
         return -1;
     }
     if (e == cudaSuccess)
@@ -186,19 +213,13 @@ static int open_device(struct mr_cuda *c, char *err, size_t n)
         snprintf(err, n, "cuda device %d: %s", c->device, cudaGetErrorString(e));
         return -1;
     }
-    c->sms = p.multiProcessorCount;
-    c->cc = p.major * 10 + p.minor;
-    c->smem_max = p.sharedMemPerBlockOptin;
     return 0;
 }
 
-static int open_buffers(struct mr_cuda *c)
+int mr_cuda_attn_open(struct mr_cuda *c)
 {
-    for (int i = 0; i < MR_CUDA_STAGES; i++) {
-        mr_cuda_check(c, cudaMallocHost((void **)&c->stage[i].p, STAGE_BYTES), "pinned memory");
-        mr_cuda_check(c, cudaEventCreateWithFlags(&c->stage[i].free, cudaEventDisableTiming), "event");
-    }
-    mr_cuda_check(c, cudaMallocHost((void **)&c->host_sum, sizeof *c->host_sum), "pinned memory");
+    if (!c->attn_ready && !c->err && !mr_cuda_attn_init(c) && !mr_cuda_attn_bwd_init(c))
+        c->attn_ready = 1;
     return c->err;
 }
 
@@ -218,7 +239,8 @@ extern "C" struct mr_k *mr_k_cuda_create(int device, int deterministic, char *er
     c->k.impl = c;
     if (open_device(c, err, err_bytes) < 0)
         goto fail;
-    if (open_buffers(c) || mr_cuda_gemm_init(c) || mr_cuda_plan_init(c) || mr_cuda_attn_init(c) || mr_cuda_attn_bwd_init(c)) {
+    if (mr_cuda_check(c, cudaMallocHost((void **)&c->host_sum, sizeof *c->host_sum), "pinned memory") || mr_cuda_gemm_init(c) ||
+        mr_cuda_plan_init(c)) {
         snprintf(err, err_bytes, "cuda device %d: set-up failed (%s); the log above says where", device,
                  cudaGetErrorString(cudaPeekAtLastError()));
         goto fail;

@@ -41,10 +41,11 @@ struct mr_cuda {
     size_t scratch_bytes;
 
     struct {                           /* ring of pinned staging buffers for copies from the host */
-        unsigned char *p;
+        unsigned char *p;              /* made when it is first its turn */
         cudaEvent_t free;
     } stage[MR_CUDA_STAGES];
     unsigned stage_next;
+    int attn_ready;                    /* attention's kernels are set up: at the first use, which loads them */
 
     double *host_sum;                  /* pinned, one double */
     struct mr_cuda_gemms *gemms;
@@ -73,10 +74,14 @@ void *mr_cuda_scratch(struct mr_cuda *c, size_t bytes);
 /* Copies host memory to the device in stream order; `src` may be reused on return. */
 int mr_cuda_upload(struct mr_cuda *c, void *dst, const void *src, size_t bytes);
 
+/* Begins to load cuBLAS, beside what the caller does next; once a process.  Not before the driver is loaded: both take the loader's lock. */
+void mr_cuda_blas_open(void);
 int mr_cuda_gemm_init(struct mr_cuda *c);
 void mr_cuda_gemm_destroy(struct mr_cuda *c);
 int mr_cuda_plan_init(struct mr_cuda *c);
 void mr_cuda_plan_destroy(struct mr_cuda *c);
+/* Sets attention's kernels up, before their first use in this context.  0 or -EIO. */
+int mr_cuda_attn_open(struct mr_cuda *c);
 int mr_cuda_attn_init(struct mr_cuda *c);
 int mr_cuda_attn_bwd_init(struct mr_cuda *c);
 int mr_cuda_attn_sm90_init(struct mr_cuda *c);

@@ -29,7 +29,7 @@ struct slot {
 };
 
 struct mr_cuda_gemms {
-    cublasLtHandle_t lt;
+    cublasLtHandle_t lt;               /* made at the first product: until then its library is loaded beside other things (blas.cu) */
     cublasHandle_t blas;               /* made when the first odd product asks for it */
     void *workspace;
     struct slot slot[TABLE];
@@ -51,8 +51,6 @@ int mr_cuda_gemm_init(struct mr_cuda *c)
     if (!g)
         return -ENOMEM;
     c->gemms = g;
-    if (blas_check(c, cublasLtCreate(&g->lt), "create"))
-        return c->err;
     return mr_cuda_check(c, cudaMalloc(&g->workspace, WORKSPACE), "cuBLAS workspace");
 }
 
@@ -189,6 +187,8 @@ static int run(struct mr_cuda *c, struct product *p, const void *A, const void *
     if (p->r == 0 || p->c == 0)
         return 0;
     p->align_a = align_log2(A), p->align_b = align_log2(B), p->align_d = align_log2(D), p->used = 1;
+    if (!g->lt && blas_check(c, cublasLtCreate(&g->lt), "create"))
+        return c->err;
     if (describe(c, p, &l))
         return c->err;
     s = &g->slot[hash_of(p)];

@@ -210,6 +210,10 @@ int mr_cuda_attn_dq_sm90(struct mr_cuda *, const struct attn_args *, const struc
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
+void mr_cuda_blas_open(void)
+{
+}
+
 int mr_cuda_gemm_init(struct mr_cuda *)
 {
     return 0;
