@@ -164,11 +164,21 @@ static int arena_of(const struct mr_env *e)
     return -ENOENT;
 }
 
+static int another_target(const struct mr_env *e, struct mr_err *err)
+{
+    return mr_err_set(err, MR_EXIT_CONFIG, "%s: the checkpoint is not the one that was loaded at the start of this run: restore it",
+                      e->topo->target.checkpoint);
+}
+
+static uint64_t print_of(const struct mr_env *e, const struct mr_tlayout *l)
+{
+    return mr_tlayout_fingerprint(l, mr_hash(e->checked->target_fingerprint, &e->checked->target_content, sizeof(uint64_t)));
+}
+
 /* This actor is the one that loads. */
 static int load_and_seal(struct mr_env *e, struct mr_k *k, const struct mr_tlayout *l, unsigned arena, struct mr_err *err)
 {
     struct mr_arena_view v = e->map.at[arena];
-    uint64_t print = mr_tlayout_fingerprint(l, e->checked->target_fingerprint);
     struct mr_model_config c;
     struct mr_model_files files;
     int rc;
@@ -176,12 +186,15 @@ static int load_and_seal(struct mr_env *e, struct mr_k *k, const struct mr_tlayo
     MR_POINT("weights.load.begin");
     if (mr_model_config_load(&c, e->topo->target.checkpoint, err) || mr_model_files_open(&files, &c, e->topo->target.checkpoint, err))
         return -1;
-    rc = mr_weights_load(k, l, &files, v.base, err);
+    if (mr_model_content(&files, &c) != e->checked->target_content)      /* replaced since this process looked */
+        rc = another_target(e, err);
+    else
+        rc = mr_weights_load(k, l, &files, v.base, err);
     mr_model_files_close(&files);
     MR_POINT("weights.loaded");
     if (rc)
         return -1;
-    rc = mr_arena_seal(e->seg, arena, v.generation, print, e->slot, e->inc);
+    rc = mr_arena_seal(e->seg, arena, v.generation, print_of(e, l), e->slot, e->inc);
     MR_POINT("weights.sealed");
     return rc;                                      /* 0 or -ESTALE: the keeper died while we loaded */
 }
@@ -206,11 +219,10 @@ static int try_map(struct mr_env *e, struct mr_k *k, const struct mr_tlayout *l,
     *why = rc == -EAGAIN ? MR_WAIT_WEIGHTS : MR_WAIT_NONE;
     if (rc == 0)
         rc = load_and_seal(e, k, l, arena, err);
-    else if (rc == 1 && mr_ld(&row->fingerprint) == mr_tlayout_fingerprint(l, e->checked->target_fingerprint))
+    else if (rc == 1 && mr_ld(&row->fingerprint) == print_of(e, l))
         rc = 0;
     else if (rc == 1)
-        return mr_err_set(err, MR_EXIT_CONFIG, "%s: the checkpoint is not the one that was loaded at the start of this run",
-                          e->topo->target.checkpoint);
+        return another_target(e, err);
     return rc == 0 ? 0 : err->code ? -1 : 1;
 }
 

@@ -20,6 +20,7 @@ static int check_target(struct mr_checked *c, const struct mr_topology *t, struc
     if (mr_model_config_load(&c->target, t->target.checkpoint, err) || mr_model_files_open(&f, &c->target, t->target.checkpoint, err))
         return -1;
     c->target_fingerprint = mr_model_fingerprint(&c->target, &f);
+    c->target_content = mr_model_content(&f, &c->target);
     mr_model_files_close(&f);
     return 0;
 }

@@ -23,6 +23,7 @@ struct mr_checked {
     uint64_t slab_bytes;               /* token_budget * (K*H) * element bytes (slab_elem), rounded up to 256 */
     int slab_elem;                     /* 4: f32; 2: bf16, when targets and drafters are on GPUs */
     uint64_t target_fingerprint;       /* mr_model_fingerprint; 0 when synthetic */
+    uint64_t target_content;           /* mr_model_content; 0 when synthetic */
     uint32_t max_entries;              /* largest epoch: microbatches, and samples */
     uint64_t max_samples;
     int synthetic;                     /* every target and drafter is synthetic: no checkpoint is read */

@@ -49,5 +49,8 @@ const struct mr_st_tensor *mr_model_find(const struct mr_model_files *f, const c
 
 /* Fingerprint of config + tensor names, shapes and sizes (not the bytes): "does this drafter belong to this target". */
 uint64_t mr_model_fingerprint(const struct mr_model_config *c, const struct mr_model_files *f);
+/* Of the bytes of the tensors that are read, wherever they lie and however they are cut into files: 1 KiB of each, at four places (a page or
+ * two a tensor, so that every start can afford it).  Another training of the same model has another one; a flipped bit may not. */
+uint64_t mr_model_content(const struct mr_model_files *f, const struct mr_model_config *c);
 
 #endif

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "data/config_pvt.h"
 
@@ -341,6 +342,35 @@ static void refuse_strangers(const struct mr_model_files *f, const struct mr_mod
                 found(bad, "%s: config.json does not promise it", name);
         }
     }
+}
+
+/* ---- content -------------------------------------------------------------------------------------------------------------- */
+
+/* SAMPLES pieces of a large tensor, evenly spread, the first and the last bytes among them; all of a small one. */
+static uint64_t sample(uint64_t h, const char *p, uint64_t bytes)
+{
+    enum { SAMPLES = 4, PIECE = 256 };
+
+    if (bytes <= SAMPLES * PIECE)
+        return mr_hash(h, p, bytes);
+    for (uint64_t i = 0; i < SAMPLES; i++)
+        h = mr_hash(h, p + (bytes - PIECE) / (SAMPLES - 1) * i + (i == SAMPLES - 1 ? (bytes - PIECE) % (SAMPLES - 1) : 0), PIECE);
+    return h;
+}
+
+uint64_t mr_model_content(const struct mr_model_files *f, const struct mr_model_config *c)
+{
+    uint64_t all = f->random ? f->seed : 0;
+
+    /* a sum over tensors, so that how a checkpoint is cut into shards does not matter */
+    for (int s = 0; s < f->n_shards; s++)
+        for (int i = 0; i < f->shard[s].n; i++) {
+            const struct mr_st_tensor *t = &f->shard[s].t[i];
+
+            if (needed(c, t->name))
+                all += sample(mr_hash(MR_HASH_INIT, t->name, strlen(t->name)), mr_st_data(&f->shard[s], t), t->bytes);
+        }
+    return all;
 }
 
 int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, const char *dir, struct mr_err *err)

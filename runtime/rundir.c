@@ -326,18 +326,20 @@ static json_t *drafter_identity(const struct mr_checked *c)
 {
     const struct mr_drafter_config *d = &c->drafter;
     int sliding[MR_TOPO_LAYERS], causal[MR_TOPO_LAYERS];
-    char target[24];
+    char target[24], weights[24];
 
     snprintf(target, sizeof target, "%016" PRIx64, c->target_fingerprint);
+    snprintf(weights, sizeof weights, "%016" PRIx64, c->target_content);
     for (int i = 0; i < d->n_layers; i++) {
         sliding[i] = d->sliding[i];
         causal[i] = d->causal[i];
     }
-    return json_pack("{s:s, s:o, s:I, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:i, s:o, s:o, s:i}", "target", target, "target_layers",
-                     int_array(d->layer_ids, d->K), "parameters", (json_int_t)c->layout.P, "block_size", d->block_size, "mask_token_id",
-                     d->mask_token_id, "num_attention_heads", d->n_heads, "num_key_value_heads", d->n_kv_heads, "head_dim", d->head_dim,
-                     "rope_theta", d->rope_theta, "rms_norm_eps", d->rms_eps, "sliding_window", d->sliding_window, "sliding",
-                     int_array(sliding, d->n_layers), "causal", int_array(causal, d->n_layers), "window_origin", d->window_origin);
+    return json_pack("{s:s, s:s, s:o, s:I, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:i, s:o, s:o, s:i}", "target", target, "target_weights",
+                     weights, "target_layers", int_array(d->layer_ids, d->K), "parameters", (json_int_t)c->layout.P, "block_size",
+                     d->block_size, "mask_token_id", d->mask_token_id, "num_attention_heads", d->n_heads, "num_key_value_heads",
+                     d->n_kv_heads, "head_dim", d->head_dim, "rope_theta", d->rope_theta, "rms_norm_eps", d->rms_eps, "sliding_window",
+                     d->sliding_window, "sliding", int_array(sliding, d->n_layers), "causal", int_array(causal, d->n_layers),
+                     "window_origin", d->window_origin);
 }
 
 static json_t *identity(const struct mr_topology *t, const struct mr_checked *c)
@@ -365,6 +367,16 @@ int mr_rundir_write_identity(const struct mr_rundir *d, const struct mr_topology
     free(text);
     json_decref(id);
     return r;
+}
+
+/* Fingerprints say nothing by themselves. */
+static const char *meaning(const char *ptr, const char *other)
+{
+    if (!strcmp(ptr, "/drafter/target"))
+        return "the target is another model: its config.json differs, or its tensors have other names or shapes";
+    if (!strcmp(ptr, "/drafter/target_weights"))
+        return "the target's tensors have the same shapes and other bytes (where its files lie does not matter)";
+    return other;
 }
 
 /* A key that is not there was written by an older version, and cannot be compared. */
@@ -396,7 +408,7 @@ static int all_same(const struct mr_json *then, const char *at, json_t *now, con
     json_object_foreach(now, key, value)
     {
         snprintf(ptr, sizeof ptr, "%s/%s", at, key);
-        if (strcmp(ptr, "/run") && strcmp(ptr, "/drafter") && same(then, ptr, value, other, err))
+        if (strcmp(ptr, "/run") && strcmp(ptr, "/drafter") && same(then, ptr, value, meaning(ptr, other), err))
             return -1;
     }
     return 0;

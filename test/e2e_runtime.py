@@ -703,6 +703,40 @@ exec {os.path.join(BIN, "millrace-actor")} "$@"
         r.close()
 
 
+def case_target_bytes():
+    """A checkpoint with the same shapes and other bytes is another target: for --resume, and for an incarnation of the same run.  A moved one is not."""
+    demo = os.path.join(os.path.dirname(HERE), "demo", "target")
+    r = Demo("bytes", max_steps=12, checkpoint_every_steps=4)
+    one, two = os.path.join(r.tmp, "one"), os.path.join(r.tmp, "two")
+    for d in (one, two):
+        os.mkdir(d)
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(os.path.join(demo, name), os.path.join(d, name))
+    size = os.path.getsize(os.path.join(two, "model.safetensors"))
+    with open(os.path.join(two, "model.safetensors"), "r+b") as f:  # the second half: what another training would have changed
+        f.seek(size // 2)
+        half = f.read()
+        f.seek(size // 2)
+        f.write(bytes(b ^ 1 for b in half))
+    try:
+        r.data["target"]["checkpoint"] = one
+        r.save()
+        r.start()
+        r.reach(4, 120)
+        os.replace(os.path.join(two, "model.safetensors"), os.path.join(one, "model.safetensors"))
+        os.kill(r.pids()["target/0"], signal.SIGKILL)
+        need(r.wait(120) == 1, r.text())
+        need("are not those that this run was started with" in r.text() and one in r.text(), r.text())
+        p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "/drafter/target_weights" in p.stderr and "same shapes" in p.stderr, f"another target must be refused: {p}")
+        r.data["target"]["checkpoint"] = demo                   # the same bytes, elsewhere
+        r.save()
+        r.start("--resume")
+        r.must_end(0, "completed", 300)
+    finally:
+        r.close()
+
+
 def case_hang():
     """An actor that stops is killed after hang_s, and the run goes on."""
     r = Run("hang", rows=1200, restart={"hang_s": 2})

@@ -355,6 +355,45 @@ static void shards(void **state)
     open_fails("{}", "git lfs pull");
 }
 
+static uint64_t content(const char *change)
+{
+    struct mr_model_config c = good(change);
+    struct mr_model_files f;
+    struct mr_err err = {0};
+    uint64_t h;
+
+    if (mr_model_files_open(&f, &c, dir, &err))
+        fail_msg("%s", err.msg);
+    h = mr_model_content(&f, &c);
+    mr_model_files_close(&f);
+    return h;
+}
+
+/* The bytes that are read, whatever the files are called and how they are cut. */
+static void contents(void **state)
+{
+    char path[128];
+    uint64_t two, one;
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/a-2.safetensors", dir);
+    unlink(path);
+    write_index("a-2.safetensors");
+    write_file("a-1.safetensors", 0, 12, NULL, NULL, NULL);
+    write_file("a-2.safetensors", 12, 25, NULL, NULL, NULL);
+    two = content("{}");
+    write_file("model.safetensors", 0, 25, NULL, NULL, NULL);
+    one = content("{}");
+    assert_true(one && one == two);
+    assert_true(content("{'tie_word_embeddings':true}") != one);
+    zeros[7] = 1;                                                        /* the last element of a norm */
+    write_file("model.safetensors", 0, 25, NULL, NULL, NULL);
+    assert_true(content("{}") != one);
+    zeros[7] = 0;
+    write_file("model.safetensors", 0, 25, NULL, NULL, NULL);
+    assert_true(content("{}") == one);
+}
+
 static void fingerprints(void **state)
 {
     struct mr_model_config c = good("{}"), d = good("{'rope_theta':1e4}");
@@ -368,7 +407,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(config_reads), cmocka_unit_test(config_refuses), cmocka_unit_test(rope_schemas),
                                        cmocka_unit_test(inv_freq),     cmocka_unit_test(single_file),    cmocka_unit_test(shards),
-                                       cmocka_unit_test(fingerprints)};
+                                       cmocka_unit_test(contents), cmocka_unit_test(fingerprints)};
     int rc;
     char cmd[96];
 
