@@ -16,6 +16,13 @@
 #include "ipc/atomic.h"
 #include "ipc/step.h"
 
+static uint64_t entered_ns;
+
+__attribute__((constructor)) static void enter(void)         /* the libraries are loaded */
+{
+    entered_ns = mr_now_ns();
+}
+
 void mr_env_init(struct mr_env *e, struct mr_seg *seg, const struct mr_topology *topo, const struct mr_checked *checked, unsigned slot,
                  unsigned inc, int event_fd)
 {
@@ -24,6 +31,7 @@ void mr_env_init(struct mr_env *e, struct mr_seg *seg, const struct mr_topology 
     *e = (struct mr_env){
         .seg = seg, .hdr = seg->hdr, .me = me, .evc = &seg->hdr->evc[me->kind], .topo = topo, .checked = checked, .slot = slot,
         .inc = inc, .rank = me->index, .event_fd = event_fd,
+        .main_ns = entered_ns, .init_ns = mr_now_ns(),
         .map = {.open_cuda = mr_backend_arena_open, .close_cuda = mr_backend_arena_close},
     };
     mr_st_relaxed(&me->first_claim_ns, 0);   /* metrics */

@@ -29,6 +29,7 @@ struct mr_env {
     unsigned rank;               /* index within the kind */
     int event_fd;                /* eventfd of the supervisor, -1 = none (tests) */
     struct mr_arena_map map;
+    uint64_t main_ns, init_ns;   /* when main was about to be entered, and mr_env_init was: for the log */
 };
 
 /* Borrows seg, topo and checked.  The row's incarnation must be `inc` already. */
