@@ -238,6 +238,8 @@ struct mr_dflash *mr_dflash_create(struct mr_k *k, const struct mr_drafter_confi
         mr_err_set(err, MR_EXIT_CONFIG,
                    "the drafter's hidden_size is %d, the target's is %d: they share embedding and head, so they must be equal",
                    c->hidden_size, frozen->H);
+    else if (c->block_size < 2 || c->block_size > MR_MAX_BLOCK)
+        mr_err_set(err, MR_EXIT_CONFIG, "the drafter's block_size is %d; 2 to %d are possible", c->block_size, (int)MR_MAX_BLOCK);
     else if (!build(d, err))
         return d;
     mr_dflash_destroy(d);
@@ -415,6 +417,16 @@ static int fetch(struct mr_dflash *d)
     return d->k->op->sync(d->k);     /* the host arrays are free again */
 }
 
+/* Selected row s, a supervised slot (so never slot 0), goes into the figures of its place in the block. */
+static void score_slot(const struct mr_dflash *d, int s, int hit, struct mr_dflash_result *r)
+{
+    struct mr_slot_sums *at = &r->slot[d->h.sel[s] % d->c->block_size - 1];
+
+    at->labels++;
+    at->correct += (uint64_t)hit;
+    at->loss += (double)d->h.ce[s];
+}
+
 /* Accepted: correct slots in front of the first wrong one; unsupervised slots neither end the run nor count. */
 static void score(const struct mr_dflash *d, struct mr_dflash_result *r)
 {
@@ -431,6 +443,7 @@ static void score(const struct mr_dflash *d, struct mr_dflash_result *r)
             r->accepted += (uint64_t)run;
             r->correct += (uint64_t)hit;
             r->labels++;
+            score_slot(d, i, hit, r);
             r->loss_sum += (double)d->h.ce[i] * (double)d->h.weight[i];
             if (!d->o.loss)
                 r->weight_sum += (double)d->h.weight[i];

@@ -18,6 +18,8 @@
 
 #include "actors/tap.h"
 #include "actors/target_model.h"
+#include "base/limits.h"
+#include "base/slot_sums.h"
 #include "data/drafter_config.h"
 
 enum mr_dflash_rows {            /* which block rows go through the rest of the last layer and the head */
@@ -49,6 +51,7 @@ struct mr_dflash_batch {
 struct mr_dflash_result {
     double loss_sum, weight_sum;             /* numerator and denominator of the loss */
     uint64_t blocks, accepted, labels, correct, rows;
+    struct mr_slot_sums slot[MR_MAX_BLOCK - 1];  /* [block_size - 1] used: slot k in entry k - 1; they add up to labels and correct */
 };
 
 struct mr_dflash;

@@ -21,6 +21,8 @@
 
 /* ---- COLLECT ---------------------------------------------------------------------------------------------------------------- */
 
+/* Nobody else touches the record of a place that we have TAKEN.  Whole, not added to: a death before DONE leaves it to whoever redoes the
+ * place. */
 static void write_record(const struct mr_drafter *d, unsigned step, unsigned place, const struct mr_batch *b,
                          const struct mr_draft_stats *st)
 {
@@ -29,6 +31,7 @@ static void write_record(const struct mr_drafter *d, unsigned step, unsigned pla
         .n_seqs = (uint32_t)b->n_seqs, .blocks = st->blocks, .accepted = st->accepted, .labels = st->labels, .correct = st->correct,
         .loss_sum = st->loss_sum, .weight_sum = st->weight_sum,
     };
+    memcpy(mr_slot_sums_at(d->env->seg, step, place), st->slot, d->env->hdr->block_slots * sizeof *st->slot);
 }
 
 static int accumulate(struct mr_drafter *d, unsigned step, unsigned idx, const struct mr_batch *b, struct mr_draft_stats *st)

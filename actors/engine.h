@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/limits.h"
+#include "base/slot_sums.h"
 #include "data/check.h"
 #include "data/schedule.h"
 #include "ipc/arena.h"
@@ -36,10 +38,11 @@ struct mr_target_engine {
     void (*destroy)(void *self);
 };
 
-struct mr_draft_stats {              /* goes into the place record */
+struct mr_draft_stats {              /* goes into the place record, and its slot sums */
     double loss_sum, weight_sum;
     uint64_t blocks, accepted, labels, correct;
     uint32_t draft_tokens;           /* block rows computed */
+    struct mr_slot_sums slot[MR_MAX_BLOCK - 1];  /* slot k of all blocks in entry k - 1 */
 };
 
 /* The vectors of a state are "device memory": host memory on the cpu, and then the functions that say so are NULL. */

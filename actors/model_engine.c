@@ -110,6 +110,7 @@ static int drafter_accumulate(void *self, const struct mr_batch *b, const void *
         return failed(err, "drafter forward and backward", x->k, rc);
     *st = (struct mr_draft_stats){.loss_sum = r.loss_sum, .weight_sum = r.weight_sum, .blocks = r.blocks, .accepted = r.accepted,
                                   .labels = r.labels, .correct = r.correct, .draft_tokens = (uint32_t)r.rows};
+    memcpy(st->slot, r.slot, sizeof st->slot);
     return 0;
 }
 

@@ -18,6 +18,7 @@
 struct synthetic {
     double us_per_token, us_per_item, jitter;
     const struct mr_dlayout *l;  /* drafter */
+    unsigned block_slots;        /* drafter: block_size - 1 */
 };
 
 struct stamp {
@@ -62,7 +63,8 @@ static struct synthetic *create(const struct mr_topology *t, unsigned slot, cons
         mr_err_set(err, MR_EXIT_ENV, "%s/%u: out of memory", mr_kind_name(a->kind), a->index);
         return NULL;
     }
-    *s = (struct synthetic){.us_per_token = a->us_per_token, .us_per_item = a->us_per_item, .jitter = a->jitter, .l = l};
+    *s = (struct synthetic){.us_per_token = a->us_per_token, .us_per_item = a->us_per_item, .jitter = a->jitter, .l = l,
+                            .block_slots = t->drafter.block_size > 1 ? (unsigned)t->drafter.block_size - 1 : 1};
     return s;
 }
 
@@ -117,6 +119,18 @@ static uint64_t count_labels(const struct mr_batch *b)
     return n;
 }
 
+/* Every label has a slot, in turn; the first third of them is right. */
+static void fill_slots(struct mr_draft_stats *st, unsigned slots)
+{
+    for (uint64_t i = 0; i < st->labels; i++) {
+        struct mr_slot_sums *at = &st->slot[i % slots];
+
+        at->labels++;
+        at->correct += i < st->correct;
+        at->loss += 2.0;
+    }
+}
+
 static int accumulate(void *self, const struct mr_batch *b, const void *slab, const float *param, float *acc, struct mr_draft_stats *st,
                       struct mr_err *err)
 {
@@ -135,6 +149,7 @@ static int accumulate(void *self, const struct mr_batch *b, const void *slab, co
         .loss_sum = 2.0 * (double)labels, .weight_sum = (double)labels, .blocks = (uint64_t)b->n_seqs, .accepted = (uint64_t)b->n_seqs / 2,
         .labels = labels, .correct = labels / 3, .draft_tokens = (uint32_t)b->n_seqs,
     };
+    fill_slots(st, s->block_slots);
     return 0;
 }
 

@@ -52,7 +52,8 @@ static void place_sections(struct mr_shm_header *h)
     at += (MR_RING_READY + 2 * (uint64_t)h->n_buckets) * h->ring_bytes;
     h->off_steps = at;
     at += sizeof(struct mr_step_block) + mr_align_up(h->n_places * sizeof(struct mr_place)) +
-          2 * (uint64_t)h->n_places * sizeof(struct mr_record);
+          2 * (uint64_t)h->n_places * sizeof(struct mr_record) +
+          mr_align_up(2 * (uint64_t)h->n_places * h->block_slots * sizeof(struct mr_slot_sums));
     h->off_slabs = at;
     at += mr_align_up(h->n_slabs * sizeof(struct mr_slab));
     h->off_arenas = at;
@@ -74,7 +75,7 @@ static const char *bad_count(const struct mr_shm_header *h)
         {"max_seqs", h->max_seqs, 1, MR_MAX_SEQS},         {"steps_total", h->steps_total, 0, MR_STEP_MAX - 2},
         {"microbatches_total", h->microbatches_total, 0, MR_POS_MAX}, {"first_step", h->first_step, 0, h->steps_total},
         {"plan_samples_max", h->plan_samples_max, 0, 1ull << 36}, {"plan_entries_max", h->plan_entries_max, 0, MR_POS_MAX},
-        {"deterministic", h->deterministic, 0, 1},
+        {"deterministic", h->deterministic, 0, 1},         {"block_slots", h->block_slots, 0, MR_MAX_BLOCK - 1},
     };
 
     for (size_t i = 0; i < sizeof limit / sizeof limit[0]; i++)
@@ -92,6 +93,7 @@ static void header_of(struct mr_shm_header *h, const struct mr_seg_params *p)
         .token_budget = p->token_budget, .max_seqs = p->max_seqs, .deterministic = p->deterministic, .steps_total = p->steps_total,
         .microbatches_total = p->microbatches_total, .first_step = p->first_step, .checkpoint_every = p->checkpoint_every,
         .param_count = p->param_count, .seed = p->seed, .plan_samples_max = p->plan_samples_max, .plan_entries_max = p->plan_entries_max,
+        .block_slots = p->block_slots,
     };
     place_sections(h);
 }
@@ -227,6 +229,7 @@ static void set_pointers(struct mr_seg *s)
     s->step = (struct mr_step_block *)(base + h->off_steps);
     s->places = (struct mr_place *)(s->step + 1);
     s->records = (struct mr_record *)((char *)s->places + mr_align_up(h->n_places * sizeof(struct mr_place)));
+    s->slot_sums = (struct mr_slot_sums *)(s->records + 2 * (size_t)h->n_places);
     s->slabs = (struct mr_slab *)(base + h->off_slabs);
     s->arenas = (struct mr_arena_row *)(base + h->off_arenas);
     s->epochs = (struct mr_epoch *)(base + h->off_epochs);

@@ -24,6 +24,7 @@ struct mr_seg {
     struct mr_step_block *step;
     struct mr_place *places;               /* [hdr->n_places] */
     struct mr_record *records;             /* [2][hdr->n_places], use mr_record() */
+    struct mr_slot_sums *slot_sums;        /* [2][hdr->n_places][hdr->block_slots], use mr_slot_sums_at() */
     struct mr_slab *slabs;                 /* [hdr->n_slabs] */
     struct mr_arena_row *arenas;           /* [hdr->n_arenas] */
     struct mr_epoch *epochs;               /* [hdr->n_epochs + 1] */
@@ -39,6 +40,7 @@ struct mr_seg_params {
     uint64_t param_count, seed;
     uint64_t plan_samples_max;
     uint32_t plan_entries_max;
+    uint32_t block_slots;                  /* block_size - 1; 0 = no figures by slot */
 };
 
 /* Bytes of the three segments together, for the /dev/shm arithmetic of `check`. */
@@ -81,6 +83,11 @@ static inline unsigned mr_ring_count(const struct mr_seg *s) { return MR_RING_RE
 static inline struct mr_record *mr_record(const struct mr_seg *s, unsigned step, unsigned place)
 {
     return &s->records[(size_t)(step & 1) * s->hdr->n_places + place];
+}
+/* Of the same place: [hdr->block_slots], slot k in entry k - 1. */
+static inline struct mr_slot_sums *mr_slot_sums_at(const struct mr_seg *s, unsigned step, unsigned place)
+{
+    return &s->slot_sums[((size_t)(step & 1) * s->hdr->n_places + place) * s->hdr->block_slots];
 }
 
 /* ---- .tok: the payload of item i --------------------------------------------------------------------------------------------- */

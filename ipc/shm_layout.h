@@ -1,7 +1,7 @@
 /* The bytes of the shared-memory segments: the only file that may say where a field lies.  docs/shm_format.md is its prose.
  *
  * /dev/shm/millrace-<run>.ctl, sections in this order, each aligned to 128 bytes, offsets in the header:
- *   header | actor rows | items | rings | step block (step word, places, records) | slabs | arenas | epochs
+ *   header | actor rows | items | rings | step block (step word, places, records, slot sums) | slabs | arenas | epochs
  * /dev/shm/millrace-<run>.tok    per item: ids, masks, cu_seqlens, sample ids            (struct mr_tok_shape, ipc/seg.h)
  * /dev/shm/millrace-<run>.plan   per epoch parity: microbatch entries, then sample ids   (struct mr_plan_entry)
  * /dev/shm/millrace-<run>.a<N>   arena N of the cpu backend
@@ -19,10 +19,11 @@
 #include "base/hash.h"
 #include "base/limits.h"
 #include "base/plan_types.h"
+#include "base/slot_sums.h"
 
 #define MR_SHM_MAGIC 0x454341524c4c494dull /* "MILLRACE" read as little-endian */
 #define MR_SHM_MAGIC_NEW 0x0057454e4c4c494dull /* "MILLNEW": the owner is named, the rest is not written yet */
-#define MR_SHM_VERSION 1u
+#define MR_SHM_VERSION 2u
 #define MR_SHM_ALIGN 128u
 
 /* ---- words -------------------------------------------------------------------------------------------------------------- */
@@ -149,7 +150,8 @@ struct mr_shm_header {
     uint64_t plan_samples_max;   /* capacity of one parity of .plan, sample ids */
     uint32_t plan_entries_max;   /* capacity of one parity of .plan, entries */
     uint32_t max_seqs;           /* samples of one item at most, <= MR_MAX_SEQS */
-    uint8_t pad0[1024 - 328];
+    uint32_t block_slots;        /* slots of a block that can be supervised: block_size - 1; < MR_MAX_BLOCK */
+    uint8_t pad0[1024 - 332];
 
     /* 1024: levels that change */
     uint64_t cursor;             /* feeder: plan positions < cursor are filled (single writer: the live feeder; recovery reads) */
@@ -249,7 +251,8 @@ struct mr_ring {
 
 /* ---- step ---------------------------------------------------------------------------------------------------------------- */
 
-/* Record of one filled place: written by the drafter before the place becomes DONE, read by the supervisor for the ledger. */
+/* Record of one filled place: written by the drafter before the place becomes DONE, read by the supervisor for the ledger.  Its slot sums
+ * [block_slots] lie apart (mr_slot_sums_at), and are written and read with it. */
 struct mr_record {
     uint32_t pos;                /* plan position of the microbatch */
     uint32_t bucket, drafter;    /* drafter = its index */
@@ -263,7 +266,7 @@ struct mr_record {
     uint8_t pad[128 - 72];
 };
 
-/* Step block: word | pad | places [M] u64, each alone in 64 bytes | records [2][M], step mod 2. */
+/* Step block: word | pad | places [M] u64, each alone in 64 bytes | records [2][M], step mod 2 | slot sums [2][M][block_slots]. */
 struct mr_step_block {
     uint64_t word;
     uint8_t pad[120];
@@ -348,6 +351,7 @@ MR_AT(mr_shm_header, n_actors, 232);
 MR_AT(mr_shm_header, ring_cap, 268);
 MR_AT(mr_shm_header, param_count, 296);
 MR_AT(mr_shm_header, plan_entries_max, 320);
+MR_AT(mr_shm_header, block_slots, 328);
 MR_AT(mr_shm_header, cursor, 1024);
 MR_AT(mr_shm_header, ledger_done, 1152);
 MR_AT(mr_shm_header, ckpt, 1160);
@@ -375,6 +379,7 @@ MR_AT(mr_ring, cell, 384);
 MR_SIZE(mr_record, 128);
 MR_AT(mr_record, blocks, 24);
 MR_AT(mr_record, loss_sum, 56);
+MR_SIZE(mr_slot_sums, 24);
 MR_SIZE(mr_step_block, 128);
 MR_SIZE(mr_place, 64);
 MR_SIZE(mr_slab, 128);
@@ -398,13 +403,14 @@ static inline uint64_t mr_layout_hash(void)
         MR_SHM_VERSION, MR_SHM_ALIGN, MR_PHASES, MR_KINDS, MR_WAIT_REASONS, MR_MAX_BUCKETS, MR_RING_READY,
         sizeof(struct mr_shm_header), offsetof(struct mr_shm_header, layout_hash), offsetof(struct mr_shm_header, boot_id),
         offsetof(struct mr_shm_header, sup_pidns), offsetof(struct mr_shm_header, off_actors), offsetof(struct mr_shm_header, n_actors),
-        offsetof(struct mr_shm_header, max_seqs), offsetof(struct mr_shm_header, cursor), offsetof(struct mr_shm_header, ledger_done),
-        offsetof(struct mr_shm_header, abort), offsetof(struct mr_shm_header, evc),
+        offsetof(struct mr_shm_header, max_seqs), offsetof(struct mr_shm_header, block_slots), offsetof(struct mr_shm_header, cursor),
+        offsetof(struct mr_shm_header, ledger_done), offsetof(struct mr_shm_header, abort), offsetof(struct mr_shm_header, evc),
         sizeof(struct mr_actor_row), offsetof(struct mr_actor_row, joined), offsetof(struct mr_actor_row, wait_ns),
         offsetof(struct mr_actor_row, note), offsetof(struct mr_actor_row, stall_reason),
         sizeof(struct mr_item), offsetof(struct mr_item, bucket), offsetof(struct mr_item, slab), offsetof(struct mr_item, extractions),
         sizeof(struct mr_ring), offsetof(struct mr_ring, head_seen), offsetof(struct mr_ring, head), offsetof(struct mr_ring, want),
         sizeof(struct mr_record), offsetof(struct mr_record, accepted), offsetof(struct mr_record, weight_sum),
+        sizeof(struct mr_slot_sums), offsetof(struct mr_slot_sums, loss),
         sizeof(struct mr_step_block), sizeof(struct mr_place), sizeof(struct mr_slab), offsetof(struct mr_slab, offset),
         sizeof(struct mr_arena_row), offsetof(struct mr_arena_row, handle), offsetof(struct mr_arena_row, last_generation),
         offsetof(struct mr_arena_row, seal),

@@ -34,7 +34,7 @@ void mr_json_number(FILE *f, const char *key, double x)
         fprintf(f, "\"%s\":null", key);
 }
 
-static void add(struct mr_step_sums *sums, const struct mr_record *r)
+static void add(struct mr_step_sums *sums, const struct mr_record *r, const struct mr_slot_sums *slot)
 {
     sums->items++;
     sums->tokens += r->tokens;
@@ -45,6 +45,11 @@ static void add(struct mr_step_sums *sums, const struct mr_record *r)
     sums->correct += r->correct;
     sums->loss_sum += r->loss_sum;
     sums->weight_sum += r->weight_sum;
+    for (unsigned i = 0; i < sums->n_slots; i++) {
+        sums->slot[i].labels += slot[i].labels;
+        sums->slot[i].correct += slot[i].correct;
+        sums->slot[i].loss += slot[i].loss;
+    }
 }
 
 static int write_item(FILE *f, const struct mr_plan_view *plan, unsigned first_pos, unsigned entries, const struct mr_record *r)
@@ -88,7 +93,7 @@ int mr_ledger_line(const struct mr_seg *s, unsigned step, char **line, size_t *n
     int r;
 
     *line = NULL;
-    *sums = (struct mr_step_sums){.step = step, .epoch = mr_epoch_of_step(s, step)};
+    *sums = (struct mr_step_sums){.step = step, .epoch = mr_epoch_of_step(s, step), .n_slots = s->hdr->block_slots};
     f = open_memstream(line, n);
     if (!rec || !f) {
         free(rec);
@@ -101,7 +106,7 @@ int mr_ledger_line(const struct mr_seg *s, unsigned step, char **line, size_t *n
         rec[k] = mr_record(s, step, k);
     qsort(rec, m, sizeof *rec, by_pos);
     for (unsigned k = 0; k < m; k++) /* in plan order: floating-point sums do not depend on who was faster */
-        add(sums, rec[k]);
+        add(sums, rec[k], mr_slot_sums_at(s, step, (unsigned)(rec[k] - mr_record(s, step, 0))));
     r = write_line(f, s, rec, m, sums);
     free(rec);
     if (fclose(f) && r == 0)

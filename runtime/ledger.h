@@ -2,6 +2,7 @@
 #ifndef MR_RUNTIME_LEDGER_H
 #define MR_RUNTIME_LEDGER_H
 
+#include "base/slot_sums.h"
 #include "ipc/seg.h"
 #include "runtime/jsonl.h"
 
@@ -10,6 +11,8 @@ struct mr_step_sums {
     unsigned step, epoch, items;
     uint64_t tokens, draft_tokens, blocks, accepted, labels, correct;
     double loss_sum, weight_sum;
+    unsigned n_slots;                           /* block_size - 1 */
+    struct mr_slot_sums slot[MR_MAX_BLOCK - 1]; /* [n_slots], slot k of all blocks in entry k - 1 */
 };
 
 /* The line of committed step `step`, with '\n'; *line is malloc'ed.  0, -ENOMEM, or -ESTALE: its plan or records are no longer in the

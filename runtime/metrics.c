@@ -56,6 +56,16 @@ static void run_text(const struct mr_metrics_source *src, FILE *f)
     one(f, "wall_seconds", "counter", "Wall time of the run, all starts.", mr_totals_wall_s(t));
 }
 
+static void slot_text(const struct mr_totals *t, FILE *f, const char *name, const char *help, double (*fn)(const struct mr_slot_sums *))
+{
+    if (!t->n_slots)
+        return; /* no step with a label yet */
+    head(f, name, "gauge", help);
+    for (unsigned i = 0; i < t->n_slots; i++)
+        if (t->slot[i].labels)
+            fprintf(f, "millrace_%s{position=\"%u\"} %.9g\n", name, i + 1, fn(&t->slot[i]));
+}
+
 typedef double (*row_fn)(const struct mr_actor_row *row);
 
 /* relaxed loads below: metrics, each figure alone */
@@ -126,6 +136,8 @@ static void queue_text(const struct mr_seg *s, FILE *f)
 void mr_metrics_text(const struct mr_metrics_source *src, FILE *f)
 {
     run_text(src, f);
+    slot_text(src->totals, f, "position_accuracy", "Share of right slots by position in the block, last committed step.", mr_slot_accuracy);
+    slot_text(src->totals, f, "position_loss", "Mean cross-entropy by position in the block, last committed step.", mr_slot_loss);
     actor_text(src->seg, f, "actor_up", "gauge", "1 while an incarnation of the actor is running.", row_up);
     actor_text(src->seg, f, "actor_restarts", "counter", "Deaths of the actor since this start.", row_restarts);
     actor_text(src->seg, f, "actor_microbatches", "counter", "Microbatches done, all incarnations.", row_items);

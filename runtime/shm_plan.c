@@ -141,6 +141,7 @@ void mr_shm_plan_make(struct mr_shm_plan *p, const struct mr_checked *c, const s
         .seed = t->run.seed,
         .plan_samples_max = c->max_samples,
         .plan_entries_max = c->max_entries,
+        .block_slots = (uint32_t)c->drafter.block_size - 1,
     };
     p->arena_bytes = arena_bytes(c, t);
     p->total_bytes = mr_seg_bytes(&p->seg) + p->arena_bytes;

@@ -18,6 +18,10 @@
 
 #define DISK_WARN_NS 10000000000u
 
+enum { FIXED_SCALARS = 7, SLOT_SCALARS = 18, TAG_BYTES = 24 };
+_Static_assert(MR_MAX_BLOCK <= 256, "two scalars for each of positions 1, 2, 4 ... 128 and 255");
+_Static_assert(FIXED_SCALARS + SLOT_SCALARS <= MR_TB_SCALARS, "one event a step");
+
 /* Steps whose commit can no longer be undone: those before the step in the word, and that one too once it is COMMITTED. */
 static unsigned committed_steps(const struct mr_sup *sup)
 {
@@ -46,9 +50,35 @@ static double rate_at(const struct mr_sup *sup, unsigned step)
     return mr_lr_at(t->train.lr, t->train.warmup_ratio, t->train.constant_lr, step, sup->seg.hdr->steps_total);
 }
 
+static unsigned next_position(unsigned k, unsigned last)
+{
+    return 2 * k <= last || k == last ? 2 * k : last;
+}
+
+/* TensorBoard gets positions 1, 2, 4, 8, ... and the last one: a curve for each of fifteen would be most of the file.  steps.jsonl has all.
+ * Returns the number of scalars; their tags are in `tag`. */
+static int slot_scalars(const struct mr_step_sums *sums, struct mr_tb_scalar *v, char tag[][TAG_BYTES])
+{
+    int n = 0;
+
+    for (unsigned k = 1; k <= sums->n_slots; k = next_position(k, sums->n_slots)) {
+        const struct mr_slot_sums *at = &sums->slot[k - 1];
+
+        if (!at->labels)
+            continue;
+        snprintf(tag[n], TAG_BYTES, "train/pos_acc/%u", k);
+        snprintf(tag[n + 1], TAG_BYTES, "train/pos_loss/%u", k);
+        v[n] = (struct mr_tb_scalar){tag[n], mr_slot_accuracy(at)};
+        v[n + 1] = (struct mr_tb_scalar){tag[n + 1], mr_slot_loss(at)};
+        n += 2;
+    }
+    return n;
+}
+
 static void write_scalars(struct mr_sup *sup, const struct mr_step_sums *sums)
 {
-    struct mr_tb_scalar v[] = {
+    char tag[SLOT_SCALARS][TAG_BYTES];
+    struct mr_tb_scalar v[FIXED_SCALARS + SLOT_SCALARS] = {
         {"train/loss", mr_step_loss(sums)},
         {"train/accept_proxy", sums->blocks ? 1.0 + (double)sums->accepted / (double)sums->blocks : 1.0},
         {"train/accuracy", sums->labels ? (double)sums->correct / (double)sums->labels : 0.0},
@@ -57,8 +87,9 @@ static void write_scalars(struct mr_sup *sup, const struct mr_step_sums *sums)
         {"perf/tokens_per_s", mr_progress_tokens_per_s(&sup->progress)},
         {"perf/restarts", sup->totals.restarts},
     };
+    int n = FIXED_SCALARS + slot_scalars(sums, v + FIXED_SCALARS, tag);
 
-    if (mr_tb_write(&sup->tb, sums->step, v, (int)(sizeof v / sizeof v[0])))
+    if (mr_tb_write(&sup->tb, sums->step, v, n))
         sup->log.lost++; /* metrics never stop a run */
 }
 

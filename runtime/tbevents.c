@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENT_MAX = 2048, TAG_MAX = 63 };
+enum { EVENT_MAX = 4096, TAG_MAX = 63 };
 
 uint32_t mr_crc32c(const void *p, size_t n)
 {

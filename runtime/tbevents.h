@@ -18,7 +18,7 @@ struct mr_tb_scalar {
     const char *tag; /* at most 63 bytes */
     double value;    /* written as f32 */
 };
-enum { MR_TB_SCALARS = 16 };
+enum { MR_TB_SCALARS = 32 };
 
 /* Creates DIR/events.out.tfevents.<unix time>.<host>.<pid>.millrace with its version record.  0 or -1 with err. */
 int mr_tb_open(struct mr_tb *tb, const char *dir, struct mr_err *err);

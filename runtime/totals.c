@@ -41,6 +41,10 @@ void mr_totals_add(struct mr_totals *t, const struct mr_step_sums *sums)
     t->recent[i].correct = sums->correct;
     if (sums->weight_sum > 0) /* a step of masked-out blocks has no loss */
         add_loss(t, mr_step_loss(sums), sums->weight_sum);
+    if (sums->labels && sums->n_slots) {
+        t->n_slots = sums->n_slots;
+        memcpy(t->slot, sums->slot, sizeof t->slot);
+    }
 }
 
 double mr_totals_wall_s(const struct mr_totals *t)
@@ -70,6 +74,37 @@ double mr_totals_accuracy(const struct mr_totals *t)
     return labels ? (double)correct / (double)labels : NAN;
 }
 
+double mr_slot_accuracy(const struct mr_slot_sums *slot)
+{
+    return slot->labels ? (double)slot->correct / (double)slot->labels : NAN;
+}
+
+double mr_slot_loss(const struct mr_slot_sums *slot)
+{
+    return slot->labels ? slot->loss / (double)slot->labels : NAN;
+}
+
+/* Three arrays over the positions of a block, the first after the anchor first. */
+static void slots_line(FILE *f, const struct mr_step_sums *sums)
+{
+    fputs(",\"pos_labels\":[", f);
+    for (unsigned i = 0; i < sums->n_slots; i++)
+        fprintf(f, "%s%llu", i ? "," : "", (unsigned long long)sums->slot[i].labels);
+    fputs("],\"pos_correct\":[", f);
+    for (unsigned i = 0; i < sums->n_slots; i++)
+        fprintf(f, "%s%llu", i ? "," : "", (unsigned long long)sums->slot[i].correct);
+    fputs("],\"pos_loss\":[", f);
+    for (unsigned i = 0; i < sums->n_slots; i++) {
+        double loss = mr_slot_loss(&sums->slot[i]);
+
+        if (isfinite(loss))
+            fprintf(f, "%s%.6g", i ? "," : "", loss);
+        else
+            fprintf(f, "%snull", i ? "," : "");
+    }
+    fputs("]", f);
+}
+
 char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums, double lr, size_t *n)
 {
     char *line = NULL;
@@ -86,6 +121,8 @@ char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums,
             "%llu",
             lr, sums->items, (unsigned long long)sums->tokens, (unsigned long long)sums->draft_tokens, (unsigned long long)sums->blocks,
             (unsigned long long)sums->accepted, (unsigned long long)sums->labels, (unsigned long long)sums->correct);
+    if (sums->n_slots)
+        slots_line(f, sums);
     fprintf(f, ",\"restarts\":%u,\"recomputed\":%u}\n", t->restarts, t->recomputed);
     if (fclose(f)) {
         free(line);
@@ -99,6 +136,27 @@ static uint64_t integer(const json_t *line, const char *key)
     json_int_t v = json_integer_value(json_object_get(line, key));
 
     return v > 0 ? (uint64_t)v : 0;
+}
+
+static uint64_t integer_at(const json_t *array, size_t i)
+{
+    json_int_t v = json_integer_value(json_array_get(array, i));
+
+    return v > 0 ? (uint64_t)v : 0;
+}
+
+/* A line of a build that did not count by position has none of these. */
+static void add_slots(const json_t *line, struct mr_step_sums *s)
+{
+    const json_t *labels = json_object_get(line, "pos_labels"), *loss = json_object_get(line, "pos_loss");
+    size_t n = json_array_size(labels);
+
+    s->n_slots = n < MR_MAX_BLOCK ? (unsigned)n : MR_MAX_BLOCK - 1;
+    for (unsigned i = 0; i < s->n_slots; i++) {
+        s->slot[i].labels = integer_at(labels, i);
+        s->slot[i].correct = integer_at(json_object_get(line, "pos_correct"), i);
+        s->slot[i].loss = json_number_value(json_array_get(loss, i)) * (double)s->slot[i].labels;
+    }
 }
 
 static void add_line(const json_t *line, int kept, void *arg)
@@ -118,6 +176,7 @@ static void add_line(const json_t *line, int kept, void *arg)
     if (!kept)
         return;
     s.loss_sum = json_number_value(json_object_get(line, "loss")) * s.weight_sum;
+    add_slots(line, &s);
     mr_totals_add(t, &s);
     t->restarts = (unsigned)integer(line, "restarts");
     t->recomputed = (unsigned)integer(line, "recomputed");

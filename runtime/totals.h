@@ -21,6 +21,8 @@ struct mr_totals {
     struct {
         uint64_t blocks, accepted, labels, correct;
     } recent[MR_RECENT_MAX];
+    unsigned n_slots;
+    struct mr_slot_sums slot[MR_MAX_BLOCK - 1]; /* [n_slots] of the last step that had a label */
 };
 
 void mr_totals_init(struct mr_totals *t, unsigned steps_total, unsigned items_total);
@@ -28,6 +30,10 @@ void mr_totals_add(struct mr_totals *t, const struct mr_step_sums *sums);
 double mr_totals_wall_s(const struct mr_totals *t);
 double mr_totals_accept(const struct mr_totals *t);   /* 1 + accepted / blocks; NaN before the first block */
 double mr_totals_accuracy(const struct mr_totals *t); /* right slots / supervised slots, 0..1; NaN before the first */
+
+/* Share of right slots, and mean cross-entropy, at one position of the block; NaN when nothing was supervised there. */
+double mr_slot_accuracy(const struct mr_slot_sums *slot);
+double mr_slot_loss(const struct mr_slot_sums *slot);
 
 /* The line of metrics/steps.jsonl for the step just added; malloc'ed; NULL without memory. */
 char *mr_totals_line(const struct mr_totals *t, const struct mr_step_sums *sums, double lr, size_t *n);

@@ -168,6 +168,22 @@ static void sim_remove(struct sim *m)
 
 /* ---- the supervisor's part of a run --------------------------------------------------------------------------------------------- */
 
+/* The synthetic drafter gives its labels to the slots in turn: they must be this microbatch's, counted once. */
+static void sim_check_slots(const struct mr_seg *s, unsigned step, unsigned place)
+{
+    const struct mr_slot_sums *slot = mr_slot_sums_at(s, step, place);
+    const struct mr_record *r = mr_record(s, step, place);
+    uint64_t correct = 0, n = s->hdr->block_slots;
+
+    assert_int_equal(n, 7);
+    for (uint64_t i = 0; i < n; i++) {
+        assert_int_equal(slot[i].labels, r->labels / n + (i < r->labels % n));
+        assert_true(slot[i].loss == 2.0 * (double)slot[i].labels);
+        correct += slot[i].correct;
+    }
+    assert_int_equal(correct, r->correct);
+}
+
 static void sim_check_line(struct sim *m, unsigned step)
 {
     const struct mr_seg *s = &m->seg;
@@ -187,6 +203,7 @@ static void sim_check_line(struct sim *m, unsigned step)
         assert_int_equal(r->tokens, p->n_tokens);
         want[m->plan[epoch].entry[first + k - s->epochs[epoch].first_pos].bucket]++;
         want[r->bucket]--;
+        sim_check_slots(s, step, k);
         if (m->spec.deterministic) {
             assert_int_equal(r->pos, first + k);
             assert_int_equal(r->drafter, k % (unsigned)m->spec.D);

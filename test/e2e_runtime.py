@@ -120,6 +120,10 @@ class Run:
         with open(os.path.join(self.dir, "ledger.jsonl"), encoding="utf-8") as f:
             return [json.loads(line) for line in f]
 
+    def steps(self):
+        with open(os.path.join(self.dir, "metrics", "steps.jsonl"), encoding="utf-8") as f:
+            return [json.loads(line) for line in f]
+
     def summary(self):
         with open(os.path.join(self.dir, "summary.json"), encoding="utf-8") as f:
             return json.load(f)
@@ -146,7 +150,21 @@ class Run:
         need(s["microbatches_committed"] == s["microbatches_total"], f"summary: {s}")
         need([line["step"] for line in lines] == list(range(s["steps"])), "steps of the ledger")
         need(s["tokens"] == sum(i["tokens"] for line in lines for i in line["items"]), "tokens of the summary and of the ledger")
+        self.must_add_up_by_position(s["steps"])
         self.must_pass_ledger_check()
+
+    def must_add_up_by_position(self, n_steps):
+        """A line for each step; its figures by position in the block are those of all its labels, each counted once."""
+        lines = self.steps()
+        need([x["step"] for x in lines] == list(range(n_steps)), "steps of steps.jsonl")
+        slots = self.data["drafter"]["block_size"] - 1
+        for x in lines:
+            need(len(x["pos_labels"]) == len(x["pos_correct"]) == len(x["pos_loss"]) == slots, f"positions: {x}")
+            need(sum(x["pos_labels"]) == x["labels"] > 0 and sum(x["pos_correct"]) == x["correct"], f"labels by position: {x}")
+            need(all((loss is None) == (n == 0) for loss, n in zip(x["pos_loss"], x["pos_labels"])), f"loss by position: {x}")
+
+    def by_position(self):
+        return [(x["pos_labels"], x["pos_correct"], x["pos_loss"]) for x in self.steps()]
 
     def ledger_check(self):
         tool = os.path.join(HERE, "..", "tools", "ledger_check.py")
@@ -228,8 +246,8 @@ def case_complete_epoll():
 
 
 def case_deterministic():
-    """Two runs, the second with kills: the same final weights, bit for bit."""
-    blobs, rnd = [], random.Random(7)
+    """Two runs, the second with kills: the same final weights, bit for bit, and the same figures by position."""
+    blobs, by_position, rnd = [], [], random.Random(7)
     for tag in ("det-a", "det-b"):
         r = Run(tag, rows=1600, train={"deterministic": True})
         try:
@@ -242,9 +260,11 @@ def case_deterministic():
             need((r.summary()["restarts"] >= 7) == (tag == "det-b"), f"restarts: {r.summary()['restarts']}")
             with open(os.path.join(r.dir, "latest", "trainer.safetensors"), "rb") as f:
                 blobs.append(f.read())
+            by_position.append(r.by_position())
         finally:
             r.close()
     need(blobs[0] == blobs[1], "the final trainer.safetensors differ")
+    need(by_position[0] == by_position[1], "the figures by position differ")
 
 
 class Demo(Run):
@@ -265,7 +285,7 @@ class Demo(Run):
 
 def case_demo():
     """The real engines: deterministic mode gives the same bits with 30 kills, resume goes on from them; eval and export take what comes out."""
-    blobs, rnd = [], random.Random(11)
+    blobs, by_position, rnd = [], [], random.Random(11)
     for tag in ("demo-a", "demo-b"):
         r = Demo(tag, max_steps=36, checkpoint_every_steps=4, deterministic=True)
         try:
@@ -282,6 +302,8 @@ def case_demo():
             lines = r.ledger()
             need([x["step"] for x in lines] == list(range(36)), "steps of the ledger")
             need(lines[-1]["loss"] < lines[0]["loss"], f"loss {lines[0]['loss']} -> {lines[-1]['loss']}")
+            r.must_add_up_by_position(36)
+            by_position.append(r.by_position())
             latest = os.path.join(r.dir, "latest")
             with open(os.path.join(latest, "trainer.safetensors"), "rb") as f:
                 blobs.append(f.read())
@@ -295,6 +317,7 @@ def case_demo():
         finally:
             r.close()
     need(blobs[0] == blobs[1], "the final trainer.safetensors differ")
+    need(by_position[0] == by_position[1], "the figures by position differ")
 
 
 def kill_one(r, rnd):
@@ -853,10 +876,18 @@ def case_metrics():
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         need(float(values["millrace_steps"]) >= 2, text)
         need(0 <= float(values["millrace_accuracy"]) <= 1, text)
+        for k in range(1, 8):                                   # a third of a synthetic microbatch's labels is right, each costs 2 nats
+            need(0 < float(values[f'millrace_position_accuracy{{position="{k}"}}']) < 1, text)
+            need(float(values[f'millrace_position_loss{{position="{k}"}}']) == 2, text)
         need(values['millrace_actor_up{actor="drafter/0"}'] == "1", text)
         for line in text.splitlines():
             need(re.match(r'(# (HELP|TYPE) millrace_\w+ .+|millrace_\w+(\{(\w+="[^"]*",?)+\})? [-+.0-9eE]+)$', line), f"not Prometheus text: {line}")
         r.must_end(0, "completed")
+        r.must_add_up_by_position(r.summary()["steps"])
+        name = next(n for n in os.listdir(os.path.join(r.dir, "metrics")) if n.startswith("events.out.tfevents."))
+        with open(os.path.join(r.dir, "metrics", name), "rb") as f:
+            tags = set(re.findall(rb"train/pos_(?:acc|loss)/\d+", f.read()))
+        need(tags == {b"train/pos_%s/%d" % (what, k) for what in (b"acc", b"loss") for k in (1, 2, 4, 7)}, f"TensorBoard tags: {tags}")
     finally:
         r.close()
 

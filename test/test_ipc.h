@@ -55,7 +55,8 @@ static inline struct mr_seg_params rig_params(const char *run, unsigned targets,
                                   .n_arenas = 1 + drafters, .n_epochs = epochs, .n_buckets = 2, .n_targets = targets, .n_drafters = drafters,
                                   .n_places = places,
                                   .token_budget = 64, .max_seqs = 8, .steps_total = steps, .microbatches_total = epochs * per_epoch,
-                                  .param_count = epochs * per_epoch, .plan_samples_max = per_epoch, .plan_entries_max = per_epoch};
+                                  .param_count = epochs * per_epoch, .plan_samples_max = per_epoch, .plan_entries_max = per_epoch,
+                                  .block_slots = 7};
 }
 
 static inline void rig_seal(struct rig *r, unsigned epoch)

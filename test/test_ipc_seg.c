@@ -52,7 +52,9 @@ TEST(test_create_open)
     assert_int_equal(o.hdr->n_places, 6);
     assert_int_equal(mr_sw_phase(mr_step_read(&o)), MR_COLLECT);
     assert_true((char *)o.epochs + (o.hdr->n_epochs + 1) * sizeof *o.epochs <= (char *)o.ctl + o.ctl_bytes);
-    assert_true((char *)(mr_record(&o, 1, 5) + 1) <= (char *)o.slabs);
+    assert_true((char *)(mr_record(&o, 1, 5) + 1) == (char *)mr_slot_sums_at(&o, 0, 0));
+    assert_true(mr_slot_sums_at(&o, 1, 0) == mr_slot_sums_at(&o, 0, 5) + 7);
+    assert_true((char *)(mr_slot_sums_at(&o, 1, 5) + 7) <= (char *)o.slabs);
     assert_true((uintptr_t)o.items % 128 == 0 && (uintptr_t)o.records % 128 == 0 && (uintptr_t)mr_ring_at(&o, 3) % 128 == 0);
     assert_true(o.hdr->ring_cap >= 4 * o.hdr->n_items);
     mr_seg_close(&o);
@@ -119,6 +121,11 @@ TEST(test_refused_parameters)
     err.code = 0;
     assert_int_equal(mr_seg_create(&s, &q, &err), -1);      /* 13 drafters do not fit the step word */
     assert_non_null(strstr(err.msg, "n_drafters"));
+    err.code = 0;
+    q.n_drafters = 1;
+    q.block_slots = MR_MAX_BLOCK;
+    assert_int_equal(mr_seg_create(&s, &q, &err), -1);
+    assert_non_null(strstr(err.msg, "block_slots"));
     for (const char *const *name = (const char *const[]){"", ".", "..", "a b", "x/../y", NULL}; *name; name++)
         assert_int_equal(mr_seg_open(&s, *name, 0, NULL), -1);
     assert_int_equal(mr_seg_open(&s, "0123456789012345678901234567890123456789012345678", 0, NULL), -1);

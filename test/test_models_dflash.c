@@ -226,6 +226,60 @@ static void counts(void **state)
     tiny_close(&t);
 }
 
+/* What the slots say by themselves: counted once more from what the forward hands out. */
+static void by_slot(void **state)
+{
+    struct tiny t;
+    struct mr_dflash *d[2];
+    struct mr_dflash_batch b;
+    struct mr_dflash_result r, dpace;
+    struct mr_slot_sums want[3] = {{0}}, all = {0};
+    int32_t argmax[ROWS];
+    float ce[ROWS];
+    double weighted = 0;
+
+    (void)state;
+    tiny_open(&t, 32);
+    b = tiny_batch(&t);
+    forward(&t, &b, argmax, NULL);
+    for (int j = 0; j < t.n_blocks; j++)              /* the first slot shall be right more often */
+        if (t.cu[t.seq[j]] + t.pos[j] + 1 < t.cu[t.seq[j] + 1])
+            t.ids[t.cu[t.seq[j]] + t.pos[j] + 1] = argmax[4 * j + 1];
+    forward(&t, &b, argmax, ce);
+    for (int i = 0; i < t.n_blocks * 4; i++) {
+        int j = i / 4, k = i % 4, at = t.cu[t.seq[j]] + t.pos[j] + k;
+
+        if (k && at < t.cu[t.seq[j] + 1] && t.mask[at]) {
+            want[k - 1].labels++;
+            want[k - 1].correct += argmax[i] == t.ids[at];
+            want[k - 1].loss += (double)ce[i];
+        }
+    }
+    d[0] = tiny_model(&t, 1, 8, MR_DFLASH_LABELLED, 0);
+    d[1] = tiny_model(&t, 1, 8, MR_DFLASH_LABELLED, 1);
+    free(tiny_gradient(&t, d[0], &b, &r));
+    free(tiny_gradient(&t, d[1], &b, &dpace));
+    for (int k = 1; k < 4; k++) {
+        const struct mr_slot_sums *s = &r.slot[k - 1];
+
+        assert_int_equal(s->labels, want[k - 1].labels);
+        assert_int_equal(s->correct, want[k - 1].correct);
+        assert_true(fabs(s->loss - want[k - 1].loss) < 1e-5 * want[k - 1].loss);
+        assert_memory_equal(s, &dpace.slot[k - 1], sizeof *s);       /* cross-entropy, whatever the loss weighs */
+        all.labels += s->labels;
+        all.correct += s->correct;
+        weighted += s->loss * exp(-(k - 1) / 3.0);
+    }
+    assert_true(want[0].correct > want[1].correct && want[0].labels != want[2].labels);
+    assert_int_equal(all.labels, r.labels);
+    assert_int_equal(all.correct, r.correct);
+    assert_true(fabs(weighted - r.loss_sum) < 1e-6 * r.loss_sum);
+    assert_true(r.slot[3].labels == 0 && r.slot[MR_MAX_BLOCK - 2].labels == 0);
+    mr_dflash_destroy(d[0]);
+    mr_dflash_destroy(d[1]);
+    tiny_close(&t);
+}
+
 /* Two slots by hand: P = s1, s1 s2; R = P1 + P2, P2. */
 static void dpace_by_hand(void **state)
 {
@@ -261,6 +315,11 @@ static void refusals(void **state)
     t.frozen.H = 48;
     assert_null(mr_dflash_create(t.k, &t.c, &t.l, &t.frozen, &o, &err));
     assert_non_null(strstr(err.msg, "hidden_size is 32"));
+    err = (struct mr_err){0};
+    t.frozen.H = 32;
+    t.c.block_size = MR_MAX_BLOCK + 1;
+    assert_null(mr_dflash_create(t.k, &t.c, &t.l, &t.frozen, &o, &err));
+    assert_non_null(strstr(err.msg, "block_size is 257"));
     tiny_close(&t);
 }
 
@@ -274,6 +333,7 @@ int main(void)
         cmocka_unit_test(chunks_and_bits),
         cmocka_unit_test(gaps_stay_zero),
         cmocka_unit_test(counts),
+        cmocka_unit_test(by_slot),
         cmocka_unit_test(dpace_by_hand),
         cmocka_unit_test(refusals),
     };

@@ -351,7 +351,9 @@ static void test_totals_survive_a_resume(void **state)
                                     .labels = 20,
                                     .correct = 5,
                                     .loss_sum = 3.0 * (40 - s),
-                                    .weight_sum = 3.0};
+                                    .weight_sum = 3.0,
+                                    .n_slots = 3,
+                                    .slot = {{12, 4, 6.0}, {8, 1, 4.0 + s}, {0, 0, 0}}};
         size_t n;
         char *line;
 
@@ -359,6 +361,8 @@ static void test_totals_survive_a_resume(void **state)
         a.restarts = s / 10;
         line = mr_totals_line(&a, &sums, 1e-3, &n);
         assert_non_null(line);
+        if (s == 4)
+            assert_non_null(strstr(line, "\"pos_labels\":[12,8,0],\"pos_correct\":[4,1,0],\"pos_loss\":[0.5,1,null],"));
         assert_int_equal(mr_jsonl_append(&j, line, n), 0);
         free(line);
     }
@@ -373,6 +377,10 @@ static void test_totals_survive_a_resume(void **state)
     assert_float_equal(b.loss_last, 21.0, 1e-6);
     assert_float_equal(mr_totals_accept(&b), 1.0 + (16 + 17 + 18 + 19) / 40.0, 1e-9); /* a tenth of 40 steps */
     assert_float_equal(mr_totals_accuracy(&b), 0.25, 1e-9);
+    assert_int_equal(b.n_slots, 3);
+    assert_float_equal(mr_slot_accuracy(&b.slot[0]), 4 / 12.0, 1e-12);
+    assert_float_equal(mr_slot_loss(&b.slot[1]), (4.0 + 19) / 8, 1e-4); /* the last step that stays */
+    assert_true(isnan(mr_slot_accuracy(&b.slot[2])) && isnan(mr_slot_loss(&b.slot[2])));
 }
 
 static void test_totals_without_labels(void **state)
@@ -389,6 +397,8 @@ static void test_totals_without_labels(void **state)
     assert_false(t.has_loss);
     line = mr_totals_line(&t, &sums, 0, &n);
     assert_non_null(strstr(line, "\"loss\":null"));
+    assert_null(strstr(line, "pos_"));
+    assert_int_equal(t.n_slots, 0);
     free(line);
 }
 

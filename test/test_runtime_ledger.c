@@ -17,7 +17,7 @@
 #include "ipc/atomic.h"
 #include "runtime/ledger.h"
 
-enum { M = 4, ITEMS = 10, STEPS = 3 }; /* one epoch of 10 microbatches: the last step has two places */
+enum { M = 4, ITEMS = 10, STEPS = 3, SLOTS = 3 }; /* one epoch of 10 microbatches: the last step has two places */
 
 static int set_up(void **state)
 {
@@ -41,6 +41,7 @@ static int set_up(void **state)
         .param_count = 8,
         .plan_samples_max = 64,
         .plan_entries_max = ITEMS,
+        .block_slots = SLOTS,
     };
     struct mr_err err = {0};
     struct mr_plan_view v;
@@ -88,6 +89,8 @@ static void record(struct mr_seg *s, unsigned step, unsigned place, unsigned pos
                                                     .correct = 5,
                                                     .loss_sum = 6.0,
                                                     .weight_sum = 3.0};
+    for (unsigned i = 0; i < SLOTS; i++) /* the position in the plan, in its digit: a sum shows whose it is */
+        mr_slot_sums_at(s, step, place)[i] = (struct mr_slot_sums){.labels = pos + i, .correct = 100 * pos + i, .loss = 0.5 * pos};
 }
 
 static json_t *line_of(struct mr_seg *s, unsigned step, struct mr_step_sums *sums)
@@ -133,6 +136,12 @@ static void test_line(void **state)
     assert_int_equal(sums.items, M);
     assert_int_equal(sums.tokens, 17 + 10 + 15 + 12);
     assert_int_equal(sums.accepted, 8);
+    assert_int_equal(sums.n_slots, SLOTS);
+    for (unsigned i = 0; i < SLOTS; i++) {
+        assert_int_equal(sums.slot[i].labels, 14 + 4 * i);
+        assert_int_equal(sums.slot[i].correct, 1400 + 4 * i);
+        assert_true(sums.slot[i].loss == 7.0);
+    }
     json_decref(o);
 }
 
@@ -147,6 +156,7 @@ static void test_partial_last_step(void **state)
     record(s, 2, 2, 3); /* stale: of an earlier step of this parity */
     o = line_of(s, 2, &sums);
     assert_int_equal(json_array_size(json_object_get(o, "items")), 2);
+    assert_int_equal(sums.slot[0].labels, 9 + 8);
     json_decref(o);
 }
 
