@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
 # GPU targets on a machine with a GPU: builds, runs the tests that need one, measures, and ends with a short table.
-# usage: tools/device_targets.sh [--quick | --demo] [OUT_DIR]     about 8 minutes
-#   --quick leaves the comparison with PyTorch and the sanitizers out; --demo trains one epoch of conf/demo-gpu.json instead, and evaluates it
+# usage: tools/device_targets.sh [--quick | --demo | --bench] [OUT_DIR]     about 9 minutes
+#   --quick leaves the comparison with PyTorch and the sanitizers out; --demo trains one epoch of conf/demo-gpu.json instead, and evaluates it;
+#   --bench only measures: the forward pass, sustained and short, then the same in PyTorch (about 4 minutes)
+#   PREBUILT=DIR  programs built elsewhere: DIR/{bin,test,lib}; when they do not run here, it builds
+#   SHAPE=DIR, TOKENS=16384: of the measurements (default conf/shapes/qwen3-8b)
 # Packages that are missing are taken from ./.deps (tools/deps_prefix.sh .deps, where there is a network).  Every step has its own limit and its
 # own log in OUT_DIR (default /tmp/millrace-device); a step that fails does not stop the others.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-quick=0 demo=0
+quick=0 demo=0 bench=0
 [ "${1:-}" = --quick ] && { quick=1; shift; }
 [ "${1:-}" = --demo ] && { demo=1; shift; }
+[ "${1:-}" = --bench ] && { bench=1; shift; }
 out=${1:-/tmp/millrace-device}
 build=${MR_BUILD:-/tmp/millrace-build}
 mkdir -p "$out"
+rm -f "$out"/bench-*.log
 begun=$SECONDS
 export PATH=$PATH:/usr/local/cuda/bin
 table=()
@@ -32,19 +37,41 @@ step() {
 }
 
 # ---- build -----------------------------------------------------------------------------------------------------------------------------
-args=()
-if [ -d .deps ]; then
-  mapfile -t args < <(bash tools/deps_prefix.sh --unpack .deps)
-  export PKG_CONFIG_PATH=$PWD/.deps/usr/lib/x86_64-linux-gnu/pkgconfig PKG_CONFIG_SYSROOT_DIR=$PWD/.deps
-elif ! ldconfig -p | grep -q libdnnl; then
-  args=(-DMR_GEMM=cblas)
+run_here() {                      # programs that were built elsewhere
+  export LD_LIBRARY_PATH=$1/lib:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
+  "$1/bin/millrace" --version >/dev/null && "$1/bin/millrace-actor" devices >"$out/devices.log"
+}
+if [ -n "${PREBUILT:-}" ] && run_here "$(realpath "$PREBUILT")"; then
+  build=$(realpath "$PREBUILT")
+  note prebuilt "$(cut -c1-150 "$out/devices.log")"
+else
+  args=()
+  if [ -d .deps ]; then
+    mapfile -t args < <(bash tools/deps_prefix.sh --unpack .deps)
+    export PKG_CONFIG_PATH=$PWD/.deps/usr/lib/x86_64-linux-gnu/pkgconfig PKG_CONFIG_SYSROOT_DIR=$PWD/.deps
+  elif ! ldconfig -p | grep -q libdnnl; then
+    args=(-DMR_GEMM=cblas)
+  fi
+  gen=(); command -v ninja >/dev/null && gen=(-G Ninja)
+  step configure 90 cmake -S . -B "$build" "${gen[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 \
+    -DMR_FAULT_POINTS=ON "${args[@]}" || exit 1
+  targets=(millrace millrace-actor millrace-bench)
+  [ $bench = 1 ] || targets+=(golden_target gpu_consumer test_cuda_ipc test_cuda_rows test_cuda_products test_cuda_attn)
+  step build 240 cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" || exit 1
 fi
-gen=(); command -v ninja >/dev/null && gen=(-G Ninja)
-step configure 90 cmake -S . -B "$build" "${gen[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 \
-  -DMR_FAULT_POINTS=ON "${args[@]}" || exit 1
-step build 240 cmake --build "$build" -j "$(nproc)" --target millrace millrace-actor millrace-bench golden_target gpu_consumer \
-  test_cuda_ipc test_cuda_rows test_cuda_products test_cuda_attn || exit 1
 bin=$build/bin
+
+# The forward pass here, in PyTorch, and here again.
+shape=${SHAPE:-conf/shapes/qwen3-8b}
+measure() {
+  local depth
+  step bench-target 150 "$bin/millrace-bench" target --config "$shape" --tokens "${TOKENS:-16384}"; cat "$out/bench-target.log"
+  [ $quick = 1 ] && return
+  depth=$(sed -n 's/.*layers 0\.\.\([0-9]*\) of.*/\1/p' "$out/bench-target.log")
+  step bench-hf 160 python3 -u tools/bench_hf_target.py "$shape" --layers $((${depth:-33} + 1)) --tokens "${TOKENS:-16384}" --cudnn --limit 150
+  cat "$out/bench-hf.log"
+  step bench-again 60 "$bin/millrace-bench" target --config "$shape" --tokens "${TOKENS:-16384}" --mix 2048; tail -n 2 "$out/bench-again.log"
+}
 
 # ---- what is here ------------------------------------------------------------------------------------------------------------------------
 nvidia-smi --query-gpu=name,memory.used,memory.total,driver_version --format=csv,noheader | tee "$out/nvidia-smi.log"
@@ -63,6 +90,13 @@ if [ $demo = 1 ]; then
   exit 0
 fi
 
+if [ $bench = 1 ]; then
+  measure
+  printf '%s\n' "${table[@]}"
+  printf '%s\n' "${table[@]}" | grep -q FAILED && exit 1
+  exit 0
+fi
+
 # ---- right ---------------------------------------------------------------------------------------------------------------------------------
 for set in qwen3 llama3; do
   step "golden-$set" 60 "$build/test/golden_target" test/goldens/targets/$set --device cuda:0
@@ -77,8 +111,7 @@ tail -n 2 "$out/e2e-kill-targets.log"
 step e2e-kill-keeper 120 python3 test/e2e_gpu.py "$bin" kill_keeper
 
 # ---- fast ----------------------------------------------------------------------------------------------------------------------------------
-shape=conf/shapes/qwen3-8b
-step bench-target 120 "$bin/millrace-bench" target --config $shape --tokens 16384 --runs 10; cat "$out/bench-target.log"
+measure
 
 # Slabs of 2 GiB (51200 tokens x 5 layers x 4096 x 2 bytes) of a model that is wide and cheap: 1000 microbatches in a minute.
 mkdir -p "$out/wide"
@@ -101,10 +134,6 @@ grep -E "context|first micro" "$out/consumer-kills.log" | tail -n 4; tail -n 4 "
 sleep 1
 note "memory used (MiB), before and after" "$used_before -> $(used)"
 
-if [ $quick = 0 ] && [ $((SECONDS - begun)) -lt 420 ]; then
-  depth=$(sed -n 's/.*layers 0\.\.\([0-9]*\) of.*/\1/p' "$out/bench-target.log")
-  step bench-hf $((530 - SECONDS + begun)) python3 tools/bench_hf_target.py $shape --layers $((${depth:-33} + 1)); cat "$out/bench-hf.log"
-fi
 if [ $quick = 0 ] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     left=$((530 - SECONDS + begun))
