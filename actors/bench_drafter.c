@@ -265,15 +265,15 @@ static void print(struct bench *b)
     static const char *const name[PARTS] = {"forward and backward", "sum", "norm and AdamW", "zero"};
     double tflop = model_tflop(b), whole = mr_times_median(&b->whole), burst = mr_times_median(&b->burst);
 
-    printf("drafter of %s on %s: %d layers, block %d, %d anchors, %d x %d tokens, %.3f G parameters, %.1f TFLOP a step\n", b->config, b->device,
-           b->layers, b->block, b->anchors, b->seqs, b->tokens, (double)b->c.layout.P * 1e-9, tflop);
+    printf("drafter of %s on %s: %d layers, block %d, %d anchors, %d x %d tokens, %.3f G parameters, %.1f TFLOP a step, "
+           "device memory in use %.1f GiB\n", b->config, b->device, b->layers, b->block, b->anchors, b->seqs, b->tokens,
+           (double)b->c.layout.P * 1e-9, tflop, (double)b->used_bytes / 0x1p30);
     for (int p = 0; p < PARTS; p++)
         printf("  %-22s %9.2f ms\n", name[p], mr_times_median(&b->part[p]));
     printf("  sustained, %d steps:   step %.2f ms, %.1f TFLOP/s (forward and backward alone %.1f), fastest %.2f ms\n", b->whole.n, whole,
            tflop / whole * 1e3, tflop / mr_times_median(&b->part[WORK]) * 1e3, mr_times_best(&b->whole));
     printf("  short, %d times %d steps after %.1f s of rest:   step %.2f ms, %.1f TFLOP/s\n", b->burst.n, b->ways.burst, b->ways.rest_s, burst,
            tflop / burst * 1e3);
-    printf("  device memory in use %.1f GiB\n", (double)b->used_bytes / 0x1p30);
 }
 
 static void print_json(struct bench *b)

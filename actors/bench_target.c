@@ -284,7 +284,7 @@ static void print_json(struct bench *b)
     json_object_set_new(o, "layers", json_integer(depth(b)));
     json_object_set_new(o, "rss_mib", json_integer(rss_mib()));
     json_object_set_new(o, "mixes", list);
-    json_dumpf(o, stdout, JSON_INDENT(1));
+    json_dumpf(o, stdout, JSON_COMPACT);
     printf("\n");
     json_decref(o);
 }
