@@ -1,8 +1,9 @@
 /* Checkpoints: copying state[N mod 2] out in the background.
  *
  * The state after step N-1 is read-only until step N+1 is applied, and that apply waits for the copier (mr_ckpt_blocks_apply).  So a thread
- * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own.  At most
- * one copier exists in the run: the checkpoint word names it.
+ * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own, into pinned
+ * memory: the next block is copied while the last ones are on their way to the disk (data/safetensors_write.c).  At most one copier exists
+ * in the run: the checkpoint word names it.
  *
  *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json}   each file fsynced
  *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`
@@ -23,6 +24,7 @@
 #include <jansson.h>
 
 #include "actors/drafter_pvt.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/point.h"
@@ -162,11 +164,28 @@ static int write_state(const struct mr_drafter *d, unsigned step, const char *pa
     return 0;
 }
 
+static int source_failed(const struct mr_drafter *d, const char *path, struct mr_err *err)
+{
+    return mr_err_set(err, d->eng.failure, "%s: the state could not be read from %s", path, d->env->me->device);
+}
+
+/* Bytes of the four files, for the log. */
+static double mib_of(char path[4][FILE_MAX])
+{
+    double sum = 0;
+    struct stat st;
+
+    for (int i = 0; i < 4; i++)
+        sum += stat(path[i], &st) ? 0 : (double)st.st_size;
+    return sum / 0x1p20;
+}
+
 static int write_files(const struct mr_drafter *d, unsigned step, const char *dir, struct mr_err *err)
 {
     static const char *const name[] = {"config.json", "model.safetensors", "trainer.safetensors", "state.json"};
     const struct mr_checked *c = d->env->checked;
-    const struct mr_st_source device = {d->eng.read, d->eng.self}, *from = d->eng.read ? &device : NULL;
+    const struct mr_st_source device = {d->eng.self, d->eng.read_block, d->eng.read}, *from = d->eng.read ? &device : NULL;
+    uint64_t begun = mr_now_ns();
     unsigned k = step & 1;
     char path[4][FILE_MAX];
 
@@ -175,16 +194,17 @@ static int write_files(const struct mr_drafter *d, unsigned step, const char *di
     if (mr_drafter_config_save(&c->drafter, path[0], err))
         return -1;
     if (mr_drafter_weights_save(&c->layout, d->v.param[k], from, path[1], err))
-        return -1;
+        return source_failed(d, path[1], err);
     MR_POINT("ckpt.model.written");
     if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, from, path[2], err))
-        return -1;
+        return source_failed(d, path[2], err);
     MR_POINT("ckpt.trainer.written");
     if (write_state(d, step, path[3], err))
         return -1;
     for (int i = 0; i < 4; i++)
         if (sync_path(path[i], err))
             return -1;
+    mr_info("checkpoint %u: %.1f MiB on disk after %.2f s", step, mib_of(path), (double)(mr_now_ns() - begun) * 1e-9);
     return 0;
 }
 
@@ -239,7 +259,7 @@ int mr_drafter_ckpt_join(struct mr_drafter *d)
     job->active = 0;
     if (!job->rc)
         return MR_GO_ON;
-    mr_err_prefix(&job->err, "checkpoint %u", job->step);
+    mr_err_prefix(&job->err, "checkpoint %u was not made, `latest` is as it was", job->step);
     return mr_env_fail(d->env, &job->err);
 }
 

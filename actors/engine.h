@@ -61,9 +61,11 @@ struct mr_drafter_engine {
     int (*zero)(void *self, float *acc);
     /* GPUs: dst (n, device) = host memory; complete on return. */
     int (*put)(void *self, float *dst, const float *host, size_t n);
-    /* GPUs: a host view of `bytes` of device memory, at most MR_ST_BLOCK, valid until the next call; NULL on failure.  For the checkpoint
-     * copier: from a thread of its own, on a stream of its own, while the others of these calls run. */
-    const void *(*read)(void *self, const void *src, size_t bytes);
+    /* GPUs: for the checkpoint copier, from a thread of its own, on a stream of its own, while the others of these calls run. */
+    /* Pinned host memory of MR_ST_BLOCK bytes, i < MR_ST_BLOCKS, the same at every call; NULL when there is none. */
+    void *(*read_block)(void *self, int i);
+    /* host (the begin of such a block) = `bytes` of device memory, at most MR_ST_BLOCK; complete on return.  0 or not. */
+    int (*read)(void *self, void *host, const void *src, size_t bytes);
     /* Where hidden states lie on other GPUs: begins to copy the slab of a claimed microbatch to this device, into the staging place that is
      * not in use; at most one prefetched slab beside the one in work.  The accumulate that names this slab takes it from there. */
     int (*prefetch)(void *self, const void *slab, int n_tokens, struct mr_err *err);

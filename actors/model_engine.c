@@ -197,13 +197,20 @@ static int drafter_put(void *self, float *dst, const float *host, size_t n)
     return rc ? rc : x->k->op->sync(x->k);
 }
 
-static const void *drafter_read(void *self, const void *src, size_t bytes)
+static void *drafter_read_block(void *self, int i)
 {
     struct drafter *x = self;
 
     if (!x->reader)
-        x->reader = mr_k_cuda_reader_create(x->k, MR_ST_BLOCK);
-    return x->reader ? mr_k_cuda_reader_read(x->reader, src, bytes) : NULL;
+        x->reader = mr_k_cuda_reader_create(x->k, MR_ST_BLOCKS, MR_ST_BLOCK);
+    return x->reader ? mr_k_cuda_reader_block(x->reader, i) : NULL;
+}
+
+static int drafter_read(void *self, void *host, const void *src, size_t bytes)
+{
+    struct drafter *x = self;
+
+    return mr_k_cuda_reader_read(x->reader, host, src, bytes);
 }
 
 static int drafter_prefetch(void *self, const void *slab, int n_tokens, struct mr_err *err)
@@ -344,6 +351,7 @@ int mr_model_drafter_create(struct mr_drafter_engine *e, struct mr_env *env, con
     if (x->on_gpu) {
         e->k = x->k;
         e->put = drafter_put;
+        e->read_block = drafter_read_block;
         e->read = drafter_read;
         e->prefetch = x->stage.pull ? drafter_prefetch : NULL;
     }

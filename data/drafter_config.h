@@ -49,7 +49,8 @@ int mr_dlayout_make(struct mr_dlayout *l, const struct mr_drafter_config *c);   
 void mr_dlayout_free(struct mr_dlayout *l);
 
 /* model.safetensors of a drafter <-> flat f32 vector (P).  Writing rounds to bf16.  Reading demands exactly the names and shapes; with
- * param NULL that is all it does.  `from`: NULL, or how the vectors are read that are not host memory (data/safetensors.h). */
+ * param NULL that is all it does.  `from`: NULL, or how the vectors are read that are not host memory (data/safetensors.h);
+ * host memory is needed for a few blocks of them.  Errors as there: -1 with err not set when `from` failed. */
 struct mr_st_source;
 int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, const char *path,
                             struct mr_err *err);

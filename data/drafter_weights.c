@@ -189,50 +189,34 @@ int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v
 
 /* ---- writing -------------------------------------------------------------------------------------------------------------- */
 
-static void add_tensor(struct mr_st_out *o, const struct mr_dparam *p, const char *suffix, enum mr_st_dtype dtype, const void *data)
+/* MR_ST_BF16: rounded on the way. */
+static void add_tensor(struct mr_st_out *o, const struct mr_dparam *p, const char *suffix, enum mr_st_dtype dtype, const float *data)
 {
     uint64_t shape[2] = {(uint64_t)p->rows, (uint64_t)p->cols};
+    int dims = p->cols ? 2 : 1;
     char name[96];
 
     snprintf(name, sizeof name, "%s%s", p->name, suffix);
-    mr_st_out_add(o, name, dtype, shape, p->cols ? 2 : 1, data);
-}
-
-/* half (P) = param rounded.  0, or -1 when `from` failed. */
-static int round_all(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, uint16_t *half)
-{
-    const uint64_t block = MR_ST_BLOCK / sizeof *param;
-
-    for (uint64_t at = 0; at < l->P; at += block) {
-        uint64_t n = l->P - at < block ? l->P - at : block;
-        const float *p = from ? from->view(from->ctx, param + at, n * sizeof *p) : param + at;
-
-        if (!p)
-            return -1;
-        for (uint64_t i = 0; i < n; i++)
-            half[at + i] = mr_bf16(p[i]);
-    }
-    return 0;
+    if (dtype == MR_ST_BF16)
+        mr_st_out_add_rounded(o, name, shape, dims, data);
+    else
+        mr_st_out_add(o, name, dtype, shape, dims, data);
 }
 
 int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, const char *path,
                             struct mr_err *err)
 {
     struct mr_st_out *o = mr_st_out_create();
-    uint16_t *half = malloc(l->P * sizeof *half);
     int rc;
 
-    if (!o || !half) {
-        rc = mr_err_set(err, MR_EXIT_ENV, "%s: out of memory for %llu parameters", path, (unsigned long long)l->P);
-    } else if (round_all(l, param, from, half)) {
-        rc = mr_err_set(err, MR_EXIT_ENV, "%s: the parameters could not be read from the device", path);
-    } else {
-        for (int i = 0; i < l->n; i++)
-            add_tensor(o, &l->t[i], "", MR_ST_BF16, half + l->t[i].offset);
-        mr_st_out_meta(o, "format", "pt");
-        rc = mr_st_out_write(o, path, err);
-    }
-    free(half);
+    if (!o)
+        return mr_err_set(err, MR_EXIT_ENV, "%s: out of memory", path);
+    for (int i = 0; i < l->n; i++)
+        add_tensor(o, &l->t[i], "", MR_ST_BF16, param + l->t[i].offset);
+    if (from)
+        mr_st_out_source(o, from);
+    mr_st_out_meta(o, "format", "pt");
+    rc = mr_st_out_write(o, path, err);
     mr_st_out_free(o);
     return rc;
 }

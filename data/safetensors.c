@@ -295,16 +295,6 @@ const struct mr_st_tensor *mr_st_find(const struct mr_st *st, const char *name)
 
 /* ---- conversions ---------------------------------------------------------------------------------------------------------- */
 
-uint16_t mr_bf16(float x)
-{
-    uint32_t u;
-
-    memcpy(&u, &x, 4);
-    if ((u & 0x7fffffffu) > 0x7f800000u) /* NaN: keep it one, quiet */
-        return (uint16_t)(u >> 16 | 0x40u);
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
 float mr_bf16_f32(uint16_t b)
 {
     uint32_t u = (uint32_t)b << 16;

@@ -209,10 +209,12 @@ int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int place);   /* ho
 /* A reader: device memory to the host for another thread than the context's own, on a stream of its own (kernels/cuda/reader.cu).  While it
  * reads, the context computes.  One thread at a time. */
 struct mr_k_reader;
-struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes);      /* NULL: no pinned memory, or the device has failed */
+/* With n_blocks pinned blocks.  NULL: no pinned memory, or the device has failed. */
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, int n_blocks, size_t block_bytes);
 void mr_k_cuda_reader_destroy(struct mr_k_reader *r);
-/* The bytes (at most block_bytes) in host memory, valid until the next call.  NULL after a device error, which is logged. */
-const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes);
+void *mr_k_cuda_reader_block(struct mr_k_reader *r, int i);
+/* host (inside a block) = device memory; complete on return.  -EIO after a device error, which is logged. */
+int mr_k_cuda_reader_read(struct mr_k_reader *r, void *host, const void *src, size_t bytes);
 
 /* ---- one sum over the ranks of a group (kernels/cuda/comm.cu: NCCL) ----------------------------------------------------------------------
  * Nothing here waits for a peer: begin and sum only start, and poll says how far it is; so the caller can give up, by its own deadline or

@@ -90,9 +90,9 @@ int mr_k_cuda_pull_begin(struct mr_k *k, struct mr_k_pull *p, int place, void *d
     return -ENOSYS;
 }
 
-struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes)
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, int n_blocks, size_t block_bytes)
 {
-    (void)k, (void)block_bytes;
+    (void)k, (void)n_blocks, (void)block_bytes;
     return NULL;
 }
 
@@ -101,10 +101,16 @@ void mr_k_cuda_reader_destroy(struct mr_k_reader *r)
     (void)r;
 }
 
-const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes)
+void *mr_k_cuda_reader_block(struct mr_k_reader *r, int i)
 {
-    (void)r, (void)src, (void)bytes;
+    (void)r, (void)i;
     return NULL;
+}
+
+int mr_k_cuda_reader_read(struct mr_k_reader *r, void *host, const void *src, size_t bytes)
+{
+    (void)r, (void)host, (void)src, (void)bytes;
+    return -ENOSYS;
 }
 
 int mr_k_comm_version(void)

@@ -307,14 +307,15 @@ int mr_k_cuda_pull_wait(struct mr_k *k, struct mr_k_pull *p, int place)
     return (void)k, (void)p, (void)place, 0;
 }
 
-struct mr_k_reader { void *block; };
+struct mr_k_reader { char *block; size_t bytes; };
 
-struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, size_t block_bytes)
+struct mr_k_reader *mr_k_cuda_reader_create(struct mr_k *k, int n_blocks, size_t block_bytes)
 {
     struct mr_k_reader *r = calloc(1, sizeof *r);
 
     (void)k;
-    r->block = malloc(block_bytes);
+    r->bytes = block_bytes;
+    r->block = malloc((size_t)n_blocks * block_bytes);
     return r;
 }
 
@@ -325,9 +326,16 @@ void mr_k_cuda_reader_destroy(struct mr_k_reader *r)
     free(r);
 }
 
-const void *mr_k_cuda_reader_read(struct mr_k_reader *r, const void *src, size_t bytes)
+void *mr_k_cuda_reader_block(struct mr_k_reader *r, int i)
 {
-    return memcpy(r->block, src, bytes);
+    return r->block + (size_t)i * r->bytes;
+}
+
+int mr_k_cuda_reader_read(struct mr_k_reader *r, void *host, const void *src, size_t bytes)
+{
+    (void)r;
+    memcpy(host, src, bytes);
+    return 0;
 }
 
 /* ---- sums over ranks: a memfd of the rank that made the id; like the real ones, they hang when a peer is gone ------------------ */
