@@ -1,7 +1,7 @@
 /* millrace-actor bench-drafter: what one optimizer step of a drafter costs, without a target.
  *
  *     millrace-actor bench-drafter --config DIR [--device cuda:0] [--layers 5] [--block 16] [--anchors 512] [--tokens 3072] [--seqs 1]
- *                                  [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5] [--json]
+ *                                  [--runs 10] [--seconds 3] [--rounds 5] [--burst 2] [--rest 0.5] [--json]
  *
  * The engine of the drafter actor on random hidden states of the model that DIR/config.json describes: a step is the microbatch's forward and
  * backward, the sum (of one accumulator), the gradient's norm, AdamW from one state to the other, and zeroing.  Times are the host's around
@@ -297,7 +297,7 @@ static void print_json(struct bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor bench-drafter --config DIR [--device cpu|cuda:N] [--layers N] [--block N] [--anchors N] [--tokens N]\n"
-                    "                                    [--seqs N] [--runs N] [--seconds S] [--rounds N] [--rest S] [--json]\n");
+                    "                                    [--seqs N] [--runs N] [--seconds S] [--rounds N] [--burst N] [--rest S] [--json]\n");
     return MR_EXIT_CONFIG;
 }
 
@@ -305,8 +305,8 @@ static int parse(struct bench *b, int argc, char **argv)
 {
     static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'}, {"block", 1, NULL, 'b'},
                                         {"anchors", 1, NULL, 'a'}, {"tokens", 1, NULL, 'n'}, {"seqs", 1, NULL, 's'}, {"runs", 1, NULL, 'r'},
-                                        {"seconds", 1, NULL, 'e'}, {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'}, {"json", 0, NULL, 'j'},
-                                        {0}};
+                                        {"seconds", 1, NULL, 'e'}, {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'}, {"burst", 1, NULL, 'u'},
+                                        {"json", 0, NULL, 'j'}, {0}};
     int c;
 
     memset(b, 0, sizeof *b);
@@ -324,12 +324,13 @@ static int parse(struct bench *b, int argc, char **argv)
         case 'e': b->ways.seconds = atof(optarg); break;
         case 'o': b->ways.rounds = atoi(optarg); break;
         case 'p': b->ways.rest_s = atof(optarg); break;
+        case 'u': b->ways.burst = atoi(optarg); break;
         case 'j': b->json = 1; break;
         default: return -1;
         }
     }
     return optind != argc || !b->config || b->layers < 1 || b->layers > MR_TOPO_LAYERS || b->block < 2 || b->anchors < 1 || b->tokens < 2 ||
-                   b->seqs < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || !(b->ways.rest_s >= 0)
+                   b->seqs < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || b->ways.burst < 1 || !(b->ways.rest_s >= 0)
                ? -1
                : 0;
 }

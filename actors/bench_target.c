@@ -1,7 +1,7 @@
 /* millrace-actor bench-target: what a target's forward costs beside its own matrix products.
  *
  *     millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cuda:0] [--layers 1,9,17] [--tokens 16384] [--mix 2048]
- *                                 [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5] [--json]
+ *                                 [--runs 10] [--seconds 3] [--rounds 5] [--burst 2] [--rest 0.5] [--json]
  *
  * Three mixes of about the same number of tokens: sequences of 2048, of 3072, and ragged ones of 100 to 3000; --mix takes those whose name has
  * the word.  For each: the forward pass up to the highest captured layer with the captures, and its matrix products alone, both in the two ways
@@ -292,7 +292,7 @@ static void print_json(struct bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cpu|cuda:N] [--layers 1,9,17] [--tokens N]\n"
-                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--rest S] [--json]\n"
+                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--burst N] [--rest S] [--json]\n"
                     "  --config DIR   random weights of DIR/config.json      --target DIR   a checkpoint's own\n");
     return MR_EXIT_CONFIG;
 }
@@ -301,7 +301,7 @@ static int parse(struct bench *b, int argc, char **argv)
 {
     static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"target", 1, NULL, 't'},  {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'},
                                         {"tokens", 1, NULL, 'n'}, {"mix", 1, NULL, 'm'},     {"runs", 1, NULL, 'r'},   {"seconds", 1, NULL, 's'},
-                                        {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'},    {"json", 0, NULL, 'j'},   {0}};
+                                        {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'},    {"burst", 1, NULL, 'u'},   {"json", 0, NULL, 'j'},   {0}};
     int c;
 
     memset(b, 0, sizeof *b);
@@ -318,11 +318,12 @@ static int parse(struct bench *b, int argc, char **argv)
         case 's': b->ways.seconds = atof(optarg); break;
         case 'o': b->ways.rounds = atoi(optarg); break;
         case 'p': b->ways.rest_s = atof(optarg); break;
+        case 'u': b->ways.burst = atoi(optarg); break;
         case 'j': b->json = 1; break;
         default: return -1;
         }
     }
-    return optind != argc || !b->target[0] || b->tokens < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || !(b->ways.rest_s >= 0) ? -1 : 0;
+    return optind != argc || !b->target[0] || b->tokens < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || b->ways.burst < 1 || !(b->ways.rest_s >= 0) ? -1 : 0;
 }
 
 static int measure_all(struct bench *b, struct mr_err *err)
