@@ -143,7 +143,7 @@ fi
 sanitize() {
   local name=sanitize-$1-$2 limit=$3
   MR_TEST_SMALL=1 step "$name" "$limit" compute-sanitizer --tool "$1" --error-exitcode 9 "$build/test/test_cuda_$2" && return
-  grep -qE "^========= +(ERROR|Error|Uninit|Race|WARN|Invalid|Program hit)" "$out/$name.log" && return
+  grep -qE "^========= +(ERROR SUMMARY: [1-9]|Error|Uninit|Race|WARN|Invalid|Program hit)" "$out/$name.log" && return
   [ "$(tail -n 1 "$out/$name.rc" 2>/dev/null)" = 124 ] && table[-1]=${table[-1]/FAILED (124)/at its limit, nothing found so far}
 }
 if has sanitize; then
