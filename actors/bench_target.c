@@ -301,7 +301,8 @@ static int parse(struct bench *b, int argc, char **argv)
 {
     static const struct option opt[] = {{"config", 1, NULL, 'c'}, {"target", 1, NULL, 't'},  {"device", 1, NULL, 'd'}, {"layers", 1, NULL, 'l'},
                                         {"tokens", 1, NULL, 'n'}, {"mix", 1, NULL, 'm'},     {"runs", 1, NULL, 'r'},   {"seconds", 1, NULL, 's'},
-                                        {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'},    {"burst", 1, NULL, 'u'},   {"json", 0, NULL, 'j'},   {0}};
+                                        {"rounds", 1, NULL, 'o'}, {"rest", 1, NULL, 'p'},    {"burst", 1, NULL, 'u'},  {"json", 0, NULL, 'j'},
+                                        {0}};
     int c;
 
     memset(b, 0, sizeof *b);
@@ -323,7 +324,9 @@ static int parse(struct bench *b, int argc, char **argv)
         default: return -1;
         }
     }
-    return optind != argc || !b->target[0] || b->tokens < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || b->ways.burst < 1 || !(b->ways.rest_s >= 0) ? -1 : 0;
+    return optind != argc || !b->target[0] || b->tokens < 1 || b->ways.runs < 1 || b->ways.rounds < 1 || b->ways.burst < 1 || !(b->ways.rest_s >= 0)
+               ? -1
+               : 0;
 }
 
 static int measure_all(struct bench *b, struct mr_err *err)
