@@ -292,7 +292,8 @@ static void print_json(struct bench *b)
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cpu|cuda:N] [--layers 1,9,17] [--tokens N]\n"
-                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--burst N] [--rest S] [--json]\n"
+                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--burst N]\n"
+                    "                                   [--rest S] [--json]\n"
                     "  --config DIR   random weights of DIR/config.json      --target DIR   a checkpoint's own\n");
     return MR_EXIT_CONFIG;
 }
