@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/point.h"
+#include "data/safetensors.h"
 #include "ipc/atomic.h"
 #include "ipc/step.h"
 
@@ -63,16 +64,14 @@ int mr_drafter_map(struct mr_drafter *d, struct mr_err *err)
 
 /* ---- the state a run starts from -------------------------------------------------------------------------------------------- */
 
-/* Vectors in host memory: the state itself, or on a GPU copies that are put there at the end. */
-struct made { float *param, *m, *v; };
-
-static int load_resumed(struct mr_drafter *d, unsigned first, struct made *s, struct mr_err *err)
+/* The state of step `first` from its checkpoint, into state[k].  `to`: how, when that is not host memory. */
+static int load_resumed(struct mr_drafter *d, unsigned first, unsigned k, const struct mr_st_sink *to, struct mr_err *err)
 {
     char path[MR_PATH + 128];
     uint64_t step = 0;
 
     snprintf(path, sizeof(path), "%s/checkpoints/step-%u/trainer.safetensors", d->env->topo->run.dir, first);
-    if (mr_trainer_load(&d->env->checked->layout, s->param, s->m, s->v, &step, path, err))
+    if (mr_trainer_load_to(&d->env->checked->layout, d->v.param[k], d->v.m[k], d->v.v[k], to, &step, path, err))
         return -1;
     if (step != first)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: it says step %llu, but the run resumes at step %u; the directory was renamed or mixed up",
@@ -80,52 +79,46 @@ static int load_resumed(struct mr_drafter *d, unsigned first, struct made *s, st
     return 0;
 }
 
-static int make_first(struct mr_drafter *d, struct made *s, struct mr_err *err)
+static int make_first(struct mr_drafter *d, unsigned k, const struct mr_st_sink *to, struct mr_err *err)
 {
     static const char from[] = "checkpoint:";
     const struct mr_env *e = d->env;
+    const struct mr_dlayout *l = &e->checked->layout;
     const char *init = e->topo->drafter.init;
     char path[MR_PATH + 128];
 
     if (e->hdr->first_step)
-        return load_resumed(d, e->hdr->first_step, s, err);
+        return load_resumed(d, e->hdr->first_step, k, to, err);
     if (e->checked->synthetic)
         return 0;                                /* zeros: the final parameters then are what was added */
     if (!strncmp(init, from, sizeof(from) - 1)) {
         snprintf(path, sizeof(path), "%s/model.safetensors", init + sizeof(from) - 1);
-        return mr_drafter_weights_load(&e->checked->layout, s->param, path, err);
+        return mr_drafter_weights_load_to(l, d->v.param[k], to, path, err);
     }
-    mr_drafter_init(&e->checked->layout, s->param, e->topo->run.seed, e->topo->drafter.init_std);
+    if (to)
+        return mr_drafter_init_to(l, d->v.param[k], e->topo->run.seed, e->topo->drafter.init_std, to, err);
+    mr_drafter_init(l, d->v.param[k], e->topo->run.seed, e->topo->drafter.init_std);
     return 0;
 }
 
-static int put_state(struct mr_drafter *d, unsigned k, const struct made *s)
+/* Zeros come from the device itself: the moments of a first step, and the gaps between tensors. */
+static int zero_state(struct mr_drafter *d, unsigned k)
 {
-    int rc = d->eng.put(d->eng.self, d->v.param[k], s->param, d->v.P);
+    int rc = d->eng.zero(d->eng.self, d->v.param[k]);
 
     if (!rc)
-        rc = d->eng.put(d->eng.self, d->v.m[k], s->m, d->v.P);
-    return rc ? rc : d->eng.put(d->eng.self, d->v.v[k], s->v, d->v.P);
+        rc = d->eng.zero(d->eng.self, d->v.m[k]);
+    return rc ? rc : d->eng.zero(d->eng.self, d->v.v[k]);
 }
 
 static int make_state(struct mr_drafter *d, struct mr_err *err)
 {
+    const struct mr_st_sink device = {d->eng.self, d->eng.put}, *to = d->eng.put ? &device : NULL;
     unsigned k = d->env->hdr->first_step & 1;
-    struct made s = {d->v.param[k], d->v.m[k], d->v.v[k]};
-    float *host;
-    int rc;
 
-    if (!d->eng.put)
-        return make_first(d, &s, err);
-    host = calloc(3 * d->v.P, sizeof *host);
-    if (!host)
-        return mr_err_set(err, MR_EXIT_ENV, "out of host memory for %llu parameters and their moments", (unsigned long long)d->v.P);
-    s = (struct made){host, host + d->v.P, host + 2 * d->v.P};
-    rc = make_first(d, &s, err);
-    if (!rc && put_state(d, k, &s))
-        rc = mr_err_set(err, d->eng.failure, "the state could not be copied to %s", d->env->me->device);
-    free(host);
-    return rc;
+    if ((to && zero_state(d, k)) || make_first(d, k, to, err))
+        return mr_err_set(err, d->eng.failure, "the state could not be copied to %s", d->env->me->device);
+    return 0;
 }
 
 /* ---- from a peer ------------------------------------------------------------------------------------------------------------ */

@@ -35,6 +35,12 @@ static inline uint64_t mr_rng_u64(struct mr_rng *r)
     return x;
 }
 
+/* As if n numbers had been drawn: a stream may be drawn in parts, by several threads. */
+static inline void mr_rng_skip(struct mr_rng *r, uint64_t n)
+{
+    r->s += n * 0x9e3779b97f4a7c15u;
+}
+
 /* Uniform in [0, n), n > 0.  Multiply-shift; the bias is below n / 2^64. */
 static inline uint64_t mr_rng_below(struct mr_rng *r, uint64_t n)
 {

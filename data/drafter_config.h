@@ -49,18 +49,26 @@ int mr_dlayout_make(struct mr_dlayout *l, const struct mr_drafter_config *c);   
 void mr_dlayout_free(struct mr_dlayout *l);
 
 /* model.safetensors of a drafter <-> flat f32 vector (P).  Writing rounds to bf16.  Reading demands exactly the names and shapes; with
- * param NULL that is all it does.  `from`: NULL, or how the vectors are read that are not host memory (data/safetensors.h);
- * host memory is needed for a few blocks of them.  Errors as there: -1 with err not set when `from` failed. */
+ * param NULL that is all it does.  `from`, `to`: NULL, or how vectors are read and loaded that are not host memory (data/safetensors.h);
+ * neither needs host memory for more than a few blocks.  Errors as there: -1 with err not set when `from` or `to` failed. */
 struct mr_st_source;
+struct mr_st_sink;
 int mr_drafter_weights_save(const struct mr_dlayout *l, const float *param, const struct mr_st_source *from, const char *path,
                             struct mr_err *err);
 int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err);
+/* _to: the gaps of the vectors are the caller's: zero. */
+int mr_drafter_weights_load_to(const struct mr_dlayout *l, float *param, const struct mr_st_sink *to, const char *path, struct mr_err *err);
 /* trainer.safetensors: per tensor NAME (f32 master), NAME.exp_avg, NAME.exp_avg_sq. */
 int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float *m, const float *v, uint64_t step,
                     const struct mr_st_source *from, const char *path, struct mr_err *err);
 int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v, uint64_t *step, const char *path, struct mr_err *err);
+int mr_trainer_load_to(const struct mr_dlayout *l, float *param, float *m, float *v, const struct mr_st_sink *to, uint64_t *step,
+                       const char *path, struct mr_err *err);
 
-/* N(0, std) for matrices, ones for norms; a pure function of seed and tensor index. */
+/* N(0, std) for matrices, ones for norms, zero in the gaps; a pure function of seed and tensor index, whatever the number of threads: as many
+ * as the process may run on, fewer when they are not to be had. */
 void mr_drafter_init(const struct mr_dlayout *l, float *param, uint64_t seed, double std);
+/* The same, block by block: the next one is drawn while the last one is put.  Errors as above, and for want of memory. */
+int mr_drafter_init_to(const struct mr_dlayout *l, float *param, uint64_t seed, double std, const struct mr_st_sink *to, struct mr_err *err);
 
 #endif

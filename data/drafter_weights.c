@@ -1,4 +1,4 @@
-/* A drafter's parameters: the flat vector, and its two files (docs/dflash.md 2.2).
+/* A drafter's parameters: the flat vector, and its two files (docs/dflash.md 2.2).  drafter_init.c has what they are at first.
  *
  * The flat vector is what reduce and optimizer see; tensor boundaries matter only to the model and to the files.  Offsets are multiples of
  * ALIGN elements so that vector loads never straddle tensors; the gaps are zero at the start and every update of a zero gradient keeps
@@ -7,11 +7,9 @@
 #include "data/drafter_config.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/rng.h"
 #include "data/safetensors.h"
 
 enum { ALIGN = 32, LISTED = 10 };
@@ -133,23 +131,56 @@ static int check_names(const struct mr_dlayout *l, const struct mr_st *st, const
              : 0;
 }
 
-static int read_vector(const struct mr_dlayout *l, const struct mr_st *st, const char *suffix, float *dst, struct mr_err *err)
-{
-    char name[96];
+enum { LOAD_BLOCK = 4 << 20 };   /* elements */
 
-    memset(dst, 0, l->P * sizeof *dst);
-    for (int i = 0; i < l->n; i++) {
-        snprintf(name, sizeof name, "%s%s", l->t[i].name, suffix);
-        if (mr_st_to_f32(st, mr_st_find(st, name), dst + l->t[i].offset, err))
+/* One tensor to `to`, in blocks: out of the mapped file where it holds aligned f32, else converted in `buf`. */
+static int put_tensor(const struct mr_st *st, const struct mr_st_tensor *t, float *dst, const struct mr_st_sink *to, float *buf, struct mr_err *err)
+{
+    const char *src = mr_st_data(st, t);
+    int direct = t->dtype == MR_ST_F32 && (uintptr_t)src % sizeof(float) == 0;
+    uint64_t width = t->n ? t->bytes / t->n : 0;
+
+    for (uint64_t at = 0; at < t->n; at += LOAD_BLOCK) {
+        uint64_t n = t->n - at < LOAD_BLOCK ? t->n - at : LOAD_BLOCK;
+        struct mr_st_tensor part = *t;
+
+        part.begin += at * width;
+        part.bytes = n * width;
+        part.n = n;
+        if (!direct && mr_st_to_f32(st, &part, buf, err))
+            return -1;
+        if (to->put(to->ctx, dst + at, direct ? (const float *)(const void *)(src + at * width) : buf, n))
             return -1;
     }
     return 0;
 }
 
+static int read_vector(const struct mr_dlayout *l, const struct mr_st *st, const char *suffix, float *dst, const struct mr_st_sink *to,
+                       struct mr_err *err)
+{
+    float *buf = to ? malloc(LOAD_BLOCK * sizeof *buf) : NULL;
+    char name[96];
+    int rc = 0;
+
+    if (to && !buf)
+        return mr_err_set(err, MR_EXIT_ENV, "%s: out of memory", st->path);
+    if (!to)
+        memset(dst, 0, l->P * sizeof *dst);
+    for (int i = 0; i < l->n && !rc; i++) {
+        const struct mr_st_tensor *t;
+
+        snprintf(name, sizeof name, "%s%s", l->t[i].name, suffix);
+        t = mr_st_find(st, name);
+        rc = to ? put_tensor(st, t, dst + l->t[i].offset, to, buf, err) : mr_st_to_f32(st, t, dst + l->t[i].offset, err);
+    }
+    free(buf);
+    return rc ? -1 : 0;
+}
+
 static const char *const weights_suffix[] = {""};
 static const char *const trainer_suffix[] = {"", ".exp_avg", ".exp_avg_sq"};
 
-int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err)
+int mr_drafter_weights_load_to(const struct mr_dlayout *l, float *param, const struct mr_st_sink *to, const char *path, struct mr_err *err)
 {
     struct mr_st st;
     int rc;
@@ -158,13 +189,20 @@ int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char
         return -1;
     rc = check_names(l, &st, weights_suffix, 1, err);
     if (!rc && param)
-        rc = read_vector(l, &st, "", param, err);
+        rc = read_vector(l, &st, "", param, to, err);
     mr_st_close(&st);
     return rc;
 }
 
-int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v, uint64_t *step, const char *path, struct mr_err *err)
+int mr_drafter_weights_load(const struct mr_dlayout *l, float *param, const char *path, struct mr_err *err)
 {
+    return mr_drafter_weights_load_to(l, param, NULL, path, err);
+}
+
+int mr_trainer_load_to(const struct mr_dlayout *l, float *param, float *m, float *v, const struct mr_st_sink *to, uint64_t *step,
+                       const char *path, struct mr_err *err)
+{
+    float *const part[3] = {param, m, v};
     struct mr_st st;
     const char *s;
     char *end = NULL;
@@ -178,13 +216,15 @@ int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v
         rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: the metadata has no \"step\": no trainer state of millrace", path);
     else
         rc = check_names(l, &st, trainer_suffix, 3, err);
-    if (!rc)
-        rc = read_vector(l, &st, trainer_suffix[0], param, err) || read_vector(l, &st, trainer_suffix[1], m, err) ||
-                     read_vector(l, &st, trainer_suffix[2], v, err)
-                 ? -1
-                 : 0;
+    for (int k = 0; k < 3 && !rc; k++)
+        rc = read_vector(l, &st, trainer_suffix[k], part[k], to, err);
     mr_st_close(&st);
     return rc;
+}
+
+int mr_trainer_load(const struct mr_dlayout *l, float *param, float *m, float *v, uint64_t *step, const char *path, struct mr_err *err)
+{
+    return mr_trainer_load_to(l, param, m, v, NULL, step, path, err);
 }
 
 /* ---- writing -------------------------------------------------------------------------------------------------------------- */
@@ -241,32 +281,4 @@ int mr_trainer_save(const struct mr_dlayout *l, const float *param, const float 
     rc = mr_st_out_write(o, path, err);
     mr_st_out_free(o);
     return rc;
-}
-
-/* ---- initialisation ------------------------------------------------------------------------------------------------------- */
-
-/* Box-Muller, both values used: a billion parameters are drawn in seconds. */
-static void normal(float *x, uint64_t n, double std, struct mr_rng r)
-{
-    for (uint64_t i = 0; i < n; i += 2) {
-        double u = 1.0 - mr_rng_unit(&r), w = 6.283185307179586 * mr_rng_unit(&r), radius = std * sqrt(-2.0 * log(u));
-
-        x[i] = (float)(radius * cos(w));
-        if (i + 1 < n)
-            x[i + 1] = (float)(radius * sin(w));
-    }
-}
-
-void mr_drafter_init(const struct mr_dlayout *l, float *param, uint64_t seed, double std)
-{
-    memset(param, 0, l->P * sizeof *param);
-    for (int i = 0; i < l->n; i++) {
-        const struct mr_dparam *p = &l->t[i];
-
-        if (p->cols)
-            normal(param + p->offset, p->n, std, mr_rng_key(seed, (uint64_t)i, 0x696e6974));
-        else
-            for (uint64_t k = 0; k < p->n; k++)
-                param[p->offset + k] = 1.0f;
-    }
 }

@@ -61,6 +61,12 @@ void mr_st_out_source(struct mr_st_out *o, const struct mr_st_source *source);
 int mr_st_out_write(struct mr_st_out *o, const char *path, struct mr_err *err);
 void mr_st_out_free(struct mr_st_out *o);
 
+/* Where vectors are loaded to that are not host memory: dst (n) = host; complete on return.  0, or not. */
+struct mr_st_sink {
+    void *ctx;
+    int (*put)(void *ctx, float *dst, const float *host, size_t n);
+};
+
 /* f32 -> bf16, round to nearest even; NaN stays NaN, a quiet one. */
 static inline uint16_t mr_bf16(float x)
 {
