@@ -141,7 +141,7 @@ static json_t *state_json(const struct mr_drafter *d, unsigned step)
     const struct mr_env *e = d->env;
     const struct mr_shm_header *h = e->hdr;
     char fingerprint[32];
-    unsigned epoch = step < h->steps_total ? mr_epoch_of_step(e->seg, step) : h->n_epochs;
+    unsigned epoch = mr_epoch_of_step(e->seg, step);     /* also when max_steps ends the run within it; after the last one: their number */
 
     snprintf(fingerprint, sizeof(fingerprint), "%016llx", (unsigned long long)layout_hash(&e->checked->layout));
     return json_pack("{s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s}",

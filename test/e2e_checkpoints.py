@@ -3,6 +3,7 @@
 
 usage: e2e_checkpoints.py BIN_DIR CASE FAKE_ACTOR      exit 0 = passed, 1 = failed, 77 = cannot run here
 """
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,38 @@ def files(where):
         with open(os.path.join(where, name), "rb") as f:
             out[name] = f.read()
     return out
+
+
+def state(where):
+    return json.loads(files(where)["state.json"])
+
+
+def case_epoch():
+    """state.json says which epoch comes next: that of the step's ledger line; at the end of all, their number; also when max_steps ends the run."""
+    r = Run("epoch", rows=100, train={"checkpoint_every_steps": 1, "keep_checkpoints": 1000})
+    try:
+        r.start()
+        r.must_end(0, "completed")
+        lines, n = r.ledger(), r.summary()["steps"]
+        epochs = [x["epoch"] for x in lines] + [2]
+        first = epochs.count(0)
+        need(1 < first < n - 1, f"steps by epoch: {epochs}")
+        for step in range(1, n + 1):
+            where = os.path.join(r.dir, "checkpoints", f"step-{step}")
+            if os.path.exists(where):                           # one that was due while another was written is left out
+                s = state(where)
+                need((s["step"], s["epoch"]) == (step, epochs[step]), f"{s}, wanted epoch {epochs[step]}")
+        need(state(os.path.join(r.dir, "latest"))["epoch"] == 2, "the end of the last epoch")
+        for steps in (first - 1, first, n - 1):
+            shutil.rmtree(r.dir)
+            r.data["train"]["max_steps"] = steps
+            r.save()
+            r.start()
+            r.must_end(0, "completed")
+            s = state(os.path.join(r.dir, "latest"))
+            need((s["step"], s["epoch"]) == (steps, epochs[steps]), f"max_steps {steps}: {s}, wanted epoch {epochs[steps]}")
+    finally:
+        r.close()
 
 
 def pages(where):
