@@ -1,6 +1,6 @@
 # Shared by the tools/device_*.sh that source it from the repository's root; not a program.
 # They set before: parts=,a,b, (what is to be done), out=DIR (logs), build=DIR, deps=DIR; LIMIT is the seconds for everything.
-# shellcheck shell=bash disable=SC2154
+# shellcheck shell=bash disable=SC2154,SC2034
 mkdir -p "$out"
 begun=$SECONDS
 export PATH=$PATH:/usr/local/cuda/bin
@@ -55,8 +55,7 @@ programs() {
 
 # figures: the lines "figure<tab>name<tab>value<tab>goal<tab>met" of all logs as a table.
 figures() {
-  local log
-  for log in $(ls -tr "$out"/*.log); do grep -h "^figure" "$log"; done | awk -F '\t' '{printf "%-58s %-62s %-22s %s\n", $2, $3, $4 == "-" ? "" : $4, $5}'
+  grep -h "^figure" "$out"/*.log | awk -F '\t' '{printf "%-62s %-64s %-22s %s\n", $2, $3, $4 == "-" ? "" : $4, $5}'
 }
 
 # finish: the table of the steps, and whether one failed.

@@ -14,9 +14,10 @@
 # Every step has its own limit and its own log; a step that fails does not stop the others.  The environment is left to the actors as it is
 # (NCCL_* of the machine).
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 parts=,${1:-build,test,pair,apart,grads,points,hung,kills,rate},
 out=${OUT:-/tmp/millrace-two} build=${MR_BUILD:-/tmp/millrace-two-build} deps=${DEPS:-.deps} LIMIT=${LIMIT:-520}
+# shellcheck source=tools/device_lib.sh
 . tools/device_lib.sh
 rm -f "$out"/*.log                # of an earlier call: the tables are made of them
 
