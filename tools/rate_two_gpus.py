@@ -166,7 +166,8 @@ def alone(o):
     if o.demo:
         config, tokens, seconds, shape = os.path.join(ROOT, "demo", "target"), 512, "1", ["--layers", "2", "--block", "8", "--anchors", "32"]
     t = bench(o, "bench-target", "--config", config, "--tokens", str(tokens), "--mix", "3072", "--seconds", seconds, "--rounds", "1")
-    d = bench(o, "bench-drafter", "--config", config, "--tokens", str(tokens // SEQS), "--seqs", str(SEQS), *shape, "--seconds", seconds, "--rounds", "1")
+    d = bench(o, "bench-drafter", "--config", config, "--tokens", str(tokens // SEQS), "--seqs", str(SEQS), *shape, "--seconds", seconds,
+              "--rounds", "1")
     mix, s = t["mixes"][0], d["sustained"]
     forward = mix["sustained"]["alone_ms"]
     step = ACCUM * s["forward_backward_ms"] + s["sum_ms"] + s["apply_ms"] + s["zero_ms"]
