@@ -21,6 +21,7 @@ struct mr_reduce {
     struct mr_k_comm *comm;      /* nccl: the group of collective epoch comm_epoch - 1 */
     uint64_t comm_epoch;
     void *wire;                  /* nccl: (P) bf16 when that is what travels */
+    int summing;                 /* nccl: a sum was started and is not known complete: the library may write `reduced` */
 };
 
 /* Chooses by the number of drafters, their device and /train/reduce.  0 or -1 with err. */

@@ -2,9 +2,16 @@
  *
  * A death moves the epoch; the survivors abort what they have and join the next group when the word is REDUCE again.  Rank 0 makes the group's
  * id and puts it into its state's header, which every drafter can read.  Nobody waits inside the library: joining and summing are polled, and
- * given up when the step word says that a peer has died, or at a deadline, which names who is missing.  An abort has a deadline too: a library
- * that does not let go costs the process, not the run.  Weights and losses are summed from the headers, in rank order, as in the other
- * reductions.  The accumulators stay intact: the sum is out of place, also with bf16 on the wire, which is converted into a buffer of its own.
+ * given up when the step word says that a peer has died.  A peer's death can show as an error of the library before the supervisor has reaped
+ * it: so an error is believed to be our own only when the word has not moved SETTLE_NS later.
+ *
+ * A peer that does not come, or that stands stopped inside the sum, is named in the log; it is the supervisor that replaces it
+ * (restart.hang_s), and that moves the word.  Meanwhile we wait with a reason, so the supervisor does not take us for the one that hangs.  When
+ * all are there, none is stopped, and the library still gets nowhere for DEADLINE_NS, the process leaves: a new one has a new library.
+ *
+ * An abort has a deadline too: a library that does not let go of a sum in flight costs the process, not the run; one without work is left
+ * behind.  Weights and losses are summed from the headers, in rank order, as in the other reductions.  The accumulators stay intact: the sum
+ * is out of place, also with bf16 on the wire, which is converted into a buffer of its own.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,8 +25,11 @@
 #include "ipc/atomic.h"
 #include "ipc/step.h"
 
+#define SETTLE_NS 2000000000u
 #define DEADLINE_NS 30000000000u
-enum { ABORT_MS = 5000, POLL_NS = 100000 };
+#define SHORT_NS 20000000u       /* a sum that takes no longer is polled often */
+#define LOOK_NS 500000000u
+enum { ABORT_MS = 5000, IDLE_ABORT_MS = 1000, POLL_NS = 100000, POLL_MS = 1 };
 
 static int current(const struct mr_reduce *r, uint64_t word)
 {
@@ -32,57 +42,164 @@ static int current(const struct mr_reduce *r, uint64_t word)
 static int end(struct mr_reduce *r, int broken, struct mr_err *err)
 {
     struct mr_k_comm *c = r->comm;
+    unsigned limit = r->summing || !broken ? ABORT_MS : IDLE_ABORT_MS;
     uint64_t t0 = mr_now_ns();
 
     r->comm = NULL;
     r->comm_epoch = 0;
-    if (mr_k_comm_end(c, broken, ABORT_MS))
-        return mr_err_set(err, MR_EXIT_CUDA, "%s: NCCL did not let go of its communicator within %d ms", r->env->me->name, ABORT_MS);
-    if (c && broken)
+    if (mr_k_comm_end(c, broken, limit)) {
+        if (r->summing)                              /* it may still write `reduced` */
+            return mr_err_set(err, MR_EXIT_CUDA, "%s: NCCL did not let go of its communicator within %u ms", r->env->me->name, limit);
+        mr_warn("NCCL did not let go of a communicator without work within %u ms: it is left behind", limit);
+    } else if (c && broken) {
         mr_info("communicator given up in %.0f ms", (double)(mr_now_ns() - t0) * 1e-6);
+    }
+    r->summing = 0;
     return 0;
 }
 
-/* Who has not come to this sum, as far as their headers say. */
-static int late(struct mr_reduce *r, uint64_t word, const char *what, struct mr_err *err)
-{
-    char list[200] = "";
+/* ---- waiting for peers ------------------------------------------------------------------------------------------------------ */
 
+struct patience { uint64_t begun, look, all_there; int told; };
+
+static struct patience begin_waiting(void)
+{
+    uint64_t now = mr_now_ns();
+
+    return (struct patience){.begun = now, .look = now + LOOK_NS, .all_there = now};
+}
+
+/* A little while: the reason is seen by the supervisor and by `status`. */
+static void rest(const struct mr_reduce *r, const struct patience *p, uint32_t seq)
+{
+    const struct timespec pause = {.tv_nsec = POLL_NS};
+
+    if (mr_now_ns() - p->begun < SHORT_NS)
+        nanosleep(&pause, NULL);
+    else
+        mr_evc_wait(r->env->seg, r->env->evc, seq, POLL_MS, r->env->me, MR_WAIT_PEER);
+}
+
+/* State letter of /proc/<pid>/stat; '?' when there is none. */
+static char process_state(int pid)
+{
+    char path[40], text[512] = "", *end_of_name;
+    FILE *f;
+
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    f = fopen(path, "re");
+    if (!f)
+        return '?';
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    end_of_name = strrchr(text, ')');
+    return end_of_name && end_of_name[1] ? end_of_name[2] : '?';
+}
+
+static const struct mr_actor_row *row_of(const struct mr_env *e, unsigned rank)
+{
+    for (unsigned i = 0; i < e->hdr->n_actors; i++)
+        if (e->seg->actors[i].kind == MR_DRAFTER && e->seg->actors[i].index == rank)
+            return &e->seg->actors[i];
+    return e->me;
+}
+
+/* Whom this sum waits for, as far as headers and processes say: those that have not come, and those that are stopped.  Number of them. */
+static int missing(const struct mr_reduce *r, uint64_t word, char *list, size_t bytes)
+{
+    int n = 0;
+
+    *list = 0;
     for (unsigned i = 0; i < r->env->hdr->n_drafters; i++) {
+        const struct mr_actor_row *row = row_of(r->env, i);
+        int pid = mr_ld(&row->pid), away, stopped;
+        char state = process_state(pid);
         struct mr_drafter_view v;
         struct mr_err unused = {0};
         size_t at = strlen(list);
 
-        if (mr_drafter_view_open(&r->env->map, r->env->seg, i, r->mine->P, &v, &unused) || mr_ld(&v.hdr->comm_word) != word)
-            snprintf(list + at, sizeof list - at, " drafter/%u", i);
+        away = mr_drafter_view_open(&r->env->map, r->env->seg, i, r->mine->P, &v, &unused) || mr_ld(&v.hdr->comm_word) != word;
+        stopped = state == 'T' || state == 't';
+        if (!away && !stopped)
+            continue;
+        n++;
+        snprintf(list + at, bytes - at, "%s%s (pid %d) %s", at ? ", " : "", row->name, pid, stopped ? "stands stopped" : "has not come");
     }
+    return n;
+}
+
+/* 0 = wait on; -1 with err: it is no use, and the communicator is gone. */
+static int look_around(struct mr_reduce *r, uint64_t word, const char *what, struct patience *p, struct mr_err *err)
+{
+    uint64_t hang_ns = (uint64_t)(r->env->topo->restart.hang_s * 1e9), now = mr_now_ns();
+    unsigned step = mr_sw_step(word);
+    char list[600];
+    int n;
+
+    if (now < p->look)
+        return 0;
+    p->look = now + LOOK_NS;
+    n = missing(r, word, list, sizeof list);
+    if (n)
+        p->all_there = now;
+    if (n && !p->told && now - p->begun >= (hang_ns / 2 < DEADLINE_NS ? hang_ns / 2 : DEADLINE_NS)) {
+        mr_warn("%s of step %u has waited for %.1f s: %s; who stays so for restart.hang_s (%g s) is replaced", what, step,
+                (double)(now - p->begun) * 1e-9, list, r->env->topo->restart.hang_s);
+        p->told = 1;
+    }
+    if (now - p->all_there < DEADLINE_NS && now - p->begun < 2 * hang_ns + DEADLINE_NS)
+        return 0;
     end(r, 1, err);
-    return mr_err_set(err, MR_EXIT_FAILED, "%s: %s of step %u did not end within %u s; not there:%s", r->env->me->name, what, mr_sw_step(word),
-                      (unsigned)(DEADLINE_NS / 1000000000u), *list ? list : " nobody");
+    return mr_err_set(err, MR_EXIT_FAILED, "%s: %s of step %u did not end within %.0f s; missing: %s", r->env->me->name, what, step,
+                      (double)(now - p->begun) * 1e-9, n ? list : "nobody");
+}
+
+/* After an error that may be a peer's death: 1 = it was, the word has moved. */
+static int overtaken(const struct mr_reduce *r, uint64_t word)
+{
+    struct patience p = begin_waiting();
+
+    while (mr_now_ns() - p.begun < SETTLE_NS) {
+        uint32_t seq = mr_evc_read(r->env->evc);
+
+        if (!current(r, word))
+            return 1;
+        rest(r, &p, seq);
+    }
+    return 0;
+}
+
+/* What to return for an error: -ESTALE, or -1 with err.  The communicator is gone. */
+static int judge(struct mr_reduce *r, uint64_t word, int code, const char *what, const char *why, struct mr_err *err)
+{
+    if (r->comm && end(r, 1, err))
+        return -1;
+    if (overtaken(r, word))
+        return -ESTALE;
+    return mr_err_set(err, code, "%s: %s of step %u: %s", r->env->me->name, what, mr_sw_step(word), why);
 }
 
 /* Polls until what was started is complete.  0, -ESTALE, or -1 with err; the communicator is gone in the last two cases. */
 static int await(struct mr_reduce *r, uint64_t word, const char *what, struct mr_err *err)
 {
-    const struct timespec pause = {.tv_nsec = POLL_NS};
-    uint64_t until = mr_now_ns() + DEADLINE_NS;
+    struct patience p = begin_waiting();
     char why[300] = "";
     int rc;
 
-    while ((rc = mr_k_comm_poll(r->comm, why, sizeof why)) == -EINPROGRESS) {
+    for (;;) {
+        uint32_t seq = mr_evc_read(r->env->evc);
+
+        rc = mr_k_comm_poll(r->comm, why, sizeof why);
+        if (rc == 0)
+            return 0;
+        if (rc != -EINPROGRESS)
+            return judge(r, word, r->eng->failure, what, why, err);
         if (!current(r, word))
             return end(r, 1, err) ? -1 : -ESTALE;
-        if (mr_now_ns() > until)
-            return late(r, word, what, err);
-        nanosleep(&pause, NULL);
+        if (look_around(r, word, what, &p, err))
+            return -1;
+        rest(r, &p, seq);
     }
-    if (!rc)
-        return 0;
-    if (end(r, 1, err))
-        return -1;
-    if (!current(r, word))
-        return -ESTALE;
-    return mr_err_set(err, r->eng->failure, "%s: %s of step %u: %s", r->env->me->name, what, mr_sw_step(word), why);
 }
 
 /* ---- the group -------------------------------------------------------------------------------------------------------------- */
@@ -90,8 +207,8 @@ static int await(struct mr_reduce *r, uint64_t word, const char *what, struct mr
 /* The id of this epoch's group.  0, -ESTALE, or -1 with err. */
 static int group_id(struct mr_reduce *r, uint64_t word, uint8_t id[MR_K_COMM_ID], struct mr_err *err)
 {
-    const struct timespec pause = {.tv_nsec = POLL_NS};
-    uint64_t want = mr_sw_cepoch(word) + 1u, until = mr_now_ns() + DEADLINE_NS;
+    struct patience p = begin_waiting();
+    uint64_t want = mr_sw_cepoch(word) + 1u;
     struct mr_drafter_view v;
     char why[300] = "";
 
@@ -105,12 +222,16 @@ static int group_id(struct mr_reduce *r, uint64_t word, uint8_t id[MR_K_COMM_ID]
         mr_st(&v.hdr->comm_epoch, want);
         return 0;
     }
-    while (mr_ld(&v.hdr->comm_epoch) != want) {
+    for (;;) {
+        uint32_t seq = mr_evc_read(r->env->evc);
+
+        if (mr_ld(&v.hdr->comm_epoch) == want)
+            break;
         if (!current(r, word))
             return -ESTALE;
-        if (mr_now_ns() > until)
-            return late(r, word, "the making of the group", err);
-        nanosleep(&pause, NULL);
+        if (look_around(r, word, "the making of the group", &p, err))
+            return -1;
+        rest(r, &p, seq);
     }
     memcpy(id, v.hdr->comm_id, MR_K_COMM_ID);
     return 0;
@@ -130,9 +251,10 @@ static int join(struct mr_reduce *r, uint64_t word, struct mr_err *err)
     rc = group_id(r, word, id, err);
     if (rc)
         return rc;
+    MR_POINT("reduce.id.known");
     r->comm = mr_k_comm_begin(r->eng->k, id, (int)r->env->rank, (int)r->env->hdr->n_drafters, why, sizeof why);
     if (!r->comm)
-        return current(r, word) ? mr_err_set(err, MR_EXIT_ENV, "%s: %s", r->env->me->name, why) : -ESTALE;
+        return judge(r, word, MR_EXIT_ENV, "joining the group", why, err);
     MR_POINT("reduce.joining");
     rc = await(r, word, "joining the group", err);
     if (rc)
@@ -149,20 +271,22 @@ static int all_reduce(struct mr_reduce *r, uint64_t word, struct mr_err *err)
     const struct mr_k_ops *op = r->eng->k->op;
     const struct mr_drafter_view *v = r->mine;
     char why[300] = "";
-    int rc = 0;
+    int rc;
 
-    if (r->wire)
-        rc = op->f32_to_act(r->eng->k, r->wire, v->acc, v->P) || op->sync(r->eng->k) ? r->eng->failure : 0;
-    if (!rc && mr_k_comm_sum(r->comm, r->wire ? r->wire : v->acc, r->wire ? r->wire : (void *)v->reduced, v->P, r->wire ? MR_K_BF16 : MR_K_F32, why,
-                             sizeof why))
-        rc = r->eng->failure;
-    if (rc)
-        return mr_err_set(err, rc, "%s: the sum of step %u: %s", r->env->me->name, mr_sw_step(word), why);
+    if (r->wire && (op->f32_to_act(r->eng->k, r->wire, v->acc, v->P) || op->sync(r->eng->k)))
+        return mr_err_set(err, r->eng->failure, "%s: the gradients of step %u could not be converted", r->env->me->name, mr_sw_step(word));
+    r->summing = 1;
+    if (mr_k_comm_sum(r->comm, r->wire ? r->wire : v->acc, r->wire ? r->wire : (void *)v->reduced, v->P, r->wire ? MR_K_BF16 : MR_K_F32, why,
+                      sizeof why))
+        return judge(r, word, r->eng->failure, "the sum", why, err);
     MR_POINT("reduce.issued");
     rc = await(r, word, "the sum", err);
-    if (!rc && r->wire && (op->act_to_f32(r->eng->k, v->reduced, r->wire, v->P) || op->sync(r->eng->k)))
-        rc = mr_err_set(err, r->eng->failure, "%s: the sum of step %u could not be converted", r->env->me->name, mr_sw_step(word));
-    return rc;
+    if (rc)
+        return rc;
+    r->summing = 0;
+    if (r->wire && (op->act_to_f32(r->eng->k, v->reduced, r->wire, v->P) || op->sync(r->eng->k)))
+        return mr_err_set(err, r->eng->failure, "%s: the sum of step %u could not be converted", r->env->me->name, mr_sw_step(word));
+    return 0;
 }
 
 static int sum_nccl(struct mr_reduce *r, uint64_t word, struct mr_err *err)

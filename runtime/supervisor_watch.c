@@ -50,7 +50,7 @@ static void look_for_stopped(struct mr_slot *s, uint64_t now)
 static void watch_slot(struct mr_slot *s, uint64_t now)
 {
     const struct mr_topology *t = s->sup->o->topo;
-    uint64_t progress = mr_ld(&s->row->progress), hang_ns = (uint64_t)(t->restart.hang_s * 1e9);
+    uint64_t progress = mr_ld(&s->row->progress), hang_ns = (uint64_t)(t->restart.hang_s * 1e9), limit_ns, busy_ns, stopped_ns;
     int starting = mr_ld(&s->row->state) == MR_ACTOR_STARTING;
 
     if (!s->child.pid || s->why != MR_KILL_NONE || hang_ns == 0)
@@ -60,14 +60,18 @@ static void watch_slot(struct mr_slot *s, uint64_t now)
         s->busy_since_ns = now;
     }
     look_for_stopped(s, now);
-    if (s->stopped_since_ns && since(now, s->stopped_since_ns) > hang_ns) {
-        mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name, "pid %d has stood stopped for %.0f s (restart.hang_s): killing it", s->child.pid,
+    limit_ns = hang_ns * (starting ? START_FACTOR : 1);
+    busy_ns = since(now, s->busy_since_ns);
+    stopped_ns = s->stopped_since_ns ? since(now, s->stopped_since_ns) : 0;
+    if (stopped_ns > hang_ns || (s->stopped_since_ns && busy_ns > limit_ns)) {
+        mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name, "pid %d stands stopped (SIGSTOP or a debugger) and has finished nothing for %.0f s "
+                  "(restart.hang_s %g): killing it", s->child.pid, (double)(busy_ns > stopped_ns ? busy_ns : stopped_ns) * 1e-9,
                   t->restart.hang_s);
         mr_sup_kill(s, MR_KILL_STOPPED);
-    } else if (since(now, s->busy_since_ns) > hang_ns * (starting ? START_FACTOR : 1)) {
+    } else if (busy_ns > limit_ns) {
         mr_runlog(&s->sup->log, MR_LOG_WARN, s->row->name,
                   "pid %d is not waiting and has finished nothing for %.0f s (restart.hang_s %g%s): killing it", s->child.pid,
-                  (double)since(now, s->busy_since_ns) * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
+                  (double)busy_ns * 1e-9, t->restart.hang_s, starting ? ", ten times that while starting" : "");
         mr_sup_kill(s, MR_KILL_HANG);
     }
 }

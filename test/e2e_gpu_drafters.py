@@ -315,24 +315,32 @@ def case_nccl():
         same(undisturbed("nccl2", 12, two_devices(), draft=("cuda:0", "cuda:1"), reduce="nccl"), on_cpu(2, max_steps=12), "two ranks")
 
 
+def rank_dies(want, point, n, who, died, env=None):
+    """One death at the n-th passage of a point; `died` restarts in all, and the bits of `want`."""
+    r = All("point", max_steps=6, draft=("cuda:0", "cuda:1"), reduce="nccl")
+    try:
+        r.start(env={**two_devices(), **(env or {}), "MR_FAULT": f"{point}:{n}:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
+        same(finish(r, 6), want, f"{point}, {who}")
+        need(r.summary()["restarts"] == died, f"{point}, {who}, {env}: {r.summary()}\n{r.text()[-2000:]}")
+    finally:
+        r.close()
+
+
 def case_nccl_points():
-    """A rank dies while the group is made, joined, or summing: the survivor gives its communicator up, and the next one gives the same bits."""
-    draft = ("cuda:0", "cuda:1")
-    want = undisturbed("calm", 6, two_devices(), draft=draft, reduce="nccl")
-    for point in ("reduce.id.made", "reduce.joining", "reduce.issued", "reduce.summed", "drafter.sum.done", "drafter.apply.done"):
+    """A rank dies while the group is made, joined, or summing: the survivor gives its communicator up, lives, and the next one gives the same
+    bits; also when it learns of the death by an error of the library, before the supervisor has reaped the dead."""
+    want = undisturbed("calm", 6, two_devices(), draft=("cuda:0", "cuda:1"), reduce="nccl")
+    for point in ("reduce.id.made", "reduce.id.known", "reduce.joining", "reduce.issued", "reduce.summed", "drafter.sum.done", "drafter.apply.done"):
         for who in ("drafter/0", "drafter/1"):
             if point == "reduce.id.made" and who == "drafter/1":
                 continue
-            r = All("point", max_steps=6, draft=draft, reduce="nccl")
-            try:
-                r.start(env={**two_devices(), "MR_FAULT": f"{point}:2:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")}
-                        if point not in ("reduce.id.made", "reduce.joining") else
-                        {**two_devices(), "MR_FAULT": f"{point}:1:{who}", "MR_FAULT_ONCE": os.path.join(r.tmp, "once")})
-                same(finish(r, 6), want, f"{point}, {who}")
-                # The survivor may have been inside the library when its peer died: it then leaves as well, after its deadline.
-                need(r.summary()["restarts"] in (1, 2), f"{point}: {r.summary()}")
-            finally:
-                r.close()
+            rank_dies(want, point, 1 if point.startswith(("reduce.id", "reduce.join")) else 2, who, 1)
+    for who in ("drafter/0", "drafter/1"):
+        rank_dies(want, "reduce.joining", 1, who, 1, {"FAKE_CUDA_COMM_ERRORS": "1"})
+        rank_dies(want, "reduce.issued", 2, who, 1, {"FAKE_CUDA_COMM_ERRORS": "1"})
+    # A library that does not let go: of a group without work it may keep what it has; a sum in flight could still be written.
+    rank_dies(want, "reduce.id.known", 1, "drafter/1", 1, {"FAKE_CUDA_COMM_STUCK": "1"})
+    rank_dies(want, "reduce.issued", 2, "drafter/1", 2, {"FAKE_CUDA_COMM_STUCK": "1"})
 
 
 def case_init():

@@ -7,6 +7,8 @@
  *     FAKE_CUDA_DEVICES=N   devices (1)             FAKE_CUDA_FREE=BYTES  free memory of each (64 GiB)
  *     FAKE_CUDA_STICKY=F    whoever removes the file F has a sticky error from then on
  *     FAKE_CUDA_NO_PEER=1   no device can map another one's memory
+ *     FAKE_CUDA_COMM_ERRORS=1 sums over ranks do not hang when a peer is gone, they fail
+ *     FAKE_CUDA_COMM_STUCK=1  what is aborted does not let go
  *     FAKE_CUDA_LOAD_MS=N   every block of a checkpoint takes so long to arrive on the device */
 #include <errno.h>
 #include <fcntl.h>
@@ -342,7 +344,7 @@ int mr_k_cuda_reader_read(struct mr_k_reader *r, void *host, const void *src, si
 
 enum { COMM_BYTES = 64 << 20 };
 
-struct comm_map { int joined[16]; uint64_t entered[16], left[16]; };
+struct comm_map { int joined[16]; uint64_t entered[16], left[16]; };     /* joined: pid */
 
 struct mr_k_comm {
     struct comm_map *m;
@@ -385,7 +387,7 @@ struct mr_k_comm *mr_k_comm_begin(struct mr_k *k, const uint8_t id[MR_K_COMM_ID]
         free(c);
         return NULL;
     }
-    __atomic_store_n(&c->m->joined[rank], 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&c->m->joined[rank], (int)getpid(), __ATOMIC_RELEASE);
     return c;
 }
 
@@ -406,9 +408,28 @@ int mr_k_comm_sum(struct mr_k_comm *c, const void *src, void *dst, size_t n, enu
     return 0;
 }
 
+static int gone(int pid)
+{
+    char path[40], text[200] = "", *name_end;
+    FILE *f;
+
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    if (!(f = fopen(path, "re")))
+        return 1;
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    name_end = strrchr(text, ')');
+    return !name_end || strchr("ZX", name_end[2]);
+}
+
 int mr_k_comm_poll(struct mr_k_comm *c, char *err, size_t err_bytes)
 {
-    (void)err, (void)err_bytes;
+    for (int r = 0; r < c->ranks && getenv("FAKE_CUDA_COMM_ERRORS"); r++) {
+        int pid = __atomic_load_n(&c->m->joined[r], __ATOMIC_ACQUIRE);
+
+        if (pid && gone(pid))
+            return failed(err, err_bytes, -EIO, "remote process exited");
+    }
     for (int r = 0; r < c->ranks; r++)
         if (c->summing ? __atomic_load_n(&c->m->entered[r], __ATOMIC_ACQUIRE) < c->round : !__atomic_load_n(&c->m->joined[r], __ATOMIC_ACQUIRE))
             return -EINPROGRESS;
@@ -432,7 +453,9 @@ int mr_k_comm_poll(struct mr_k_comm *c, char *err, size_t err_bytes)
 
 int mr_k_comm_end(struct mr_k_comm *c, int broken, unsigned ms)
 {
-    (void)broken, (void)ms;
+    (void)ms;
+    if (broken && getenv("FAKE_CUDA_COMM_STUCK"))
+        return -ETIMEDOUT;
     if (c)
         munmap(c->m, c->bytes);
     free(c);

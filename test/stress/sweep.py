@@ -47,6 +47,7 @@ ELSEWHERE = {
     "keeper.arena.registered": "a keeper (cuda): e2e_gpu",
     "drafter.next.claimed": "a drafter that fetches ahead (cuda): e2e_gpu_drafters",
     "reduce.id.made": "reduction over NCCL (cuda)",
+    "reduce.id.known": "reduction over NCCL (cuda)",
     "reduce.joining": "reduction over NCCL (cuda)",
     "reduce.issued": "reduction over NCCL (cuda)",
     "ipc.place.give": "a race of two drafters for one item: test_ipc_step",
