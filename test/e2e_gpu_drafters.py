@@ -315,6 +315,47 @@ def case_nccl():
         same(undisturbed("nccl2", 12, two_devices(), draft=("cuda:0", "cuda:1"), reduce="nccl"), on_cpu(2, max_steps=12), "two ranks")
 
 
+def strike_together(reduce, groups, died, how):
+    """Each group of actors is killed at one instant, two steps after the one before is back."""
+    draft, steps = ("cuda:0", "cuda:1"), 3 + 3 * len(groups)
+    want = undisturbed("calm", steps, two_devices(), draft=draft, reduce=reduce)
+    r = All("together", max_steps=steps, draft=draft, reduce=reduce)
+    try:
+        r.start(env=two_devices())
+        for k, names in enumerate(groups):
+            r.reach(1 + 3 * k, 240)
+            wait_until(lambda names=names: kill_at(r, *names), 60, f"all of {names} live")
+        same(finish(r, steps), want, f"{reduce}, {how}")
+        need(r.summary()["restarts"] == died, f"{reduce}, {how}: {r.summary()}")
+    finally:
+        r.close()
+
+
+def case_together():
+    """Both drafters at once; a drafter and the other device's keeper at once."""
+    for reduce in ("p2p", "nccl"):
+        strike_together(reduce, [("drafter/0", "drafter/1")] * 4, 8, "both drafters, four times")
+        # With the keeper go its device's drafter and target; device 1 has no target.
+        strike_together(reduce, [("keeper/0", "drafter/1"), ("drafter/0", "keeper/1")], 4 + 3, "a keeper and the other drafter, twice")
+
+
+def case_both_keepers():
+    """With both keepers goes the last copy of the state: the run ends and says what to do, and --resume goes on to the same end."""
+    draft = ("cuda:0", "cuda:1")
+    want = undisturbed("calm", 16, two_devices(), draft=draft)
+    r = All("keepers", max_steps=16, draft=draft)
+    try:
+        r.start(env=two_devices())
+        r.reach(6, 240)
+        need(kill_at(r, "keeper/0", "keeper/1"), "no keepers")
+        r.must_end(1, "failed", 120)
+        need(r.lines("--resume goes on"), r.text()[-2000:])
+        r.start("--resume", env=two_devices())
+        same(finish(r, 16), want, "resumed after both copies were lost")
+    finally:
+        r.close()
+
+
 def rank_dies(want, point, n, who, died, env=None):
     """One death at the n-th passage of a point; `died` restarts in all, and the bits of `want`."""
     r = All("point", max_steps=6, draft=("cuda:0", "cuda:1"), reduce="nccl")

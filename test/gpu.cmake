@@ -19,7 +19,7 @@ foreach(case refused devices mixed two_targets loader_dies kill_targets kill_kee
   set_tests_properties(gpu_fake_${case} PROPERTIES TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS e2e)
 endforeach()
 set_tests_properties(gpu_fake_no_uring PROPERTIES LABELS "e2e;once")     # preloads a library, which the address sanitizer refuses
-foreach(case refused one p2p apart prefetched points kill_one kill_two kill_claimed kill_keeper nccl nccl_points init sticky)
+foreach(case refused one p2p apart prefetched points kill_one kill_two kill_claimed kill_keeper together both_keepers nccl nccl_points init sticky)
   add_test(NAME gpu_fake_drafters_${case} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/e2e_gpu_drafters.py ${e2e_bin} ${case}
            $<TARGET_FILE:millrace-actor-fake>)
   set_tests_properties(gpu_fake_drafters_${case} PROPERTIES TIMEOUT 900 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS e2e)
