@@ -247,24 +247,6 @@ struct mr_recovered mr_recover_arena(const struct mr_seg *s, unsigned arena)
     return r;
 }
 
-int mr_recover_evict(const struct mr_seg *s)
-{
-    struct mr_recovered r = {0};
-    struct list ready, queued;
-
-    find(s, &queued, MR_QUEUED, MR_NO_SLOT, 0);
-    find(s, &ready, MR_READY, MR_NO_SLOT, 0);
-    for (unsigned k = ready.n; k-- > 0 && queued.n && ready.at[k] > queued.at[0];) {
-        unsigned idx = index_of(&ready, k);
-        uint64_t w = mr_ld(&s->items[idx].word);
-
-        MR_POINT("ipc.recover.evict");
-        if (!take_back(s, idx, w, &r))
-            return (int)idx;
-    }
-    return -EAGAIN;
-}
-
 /* Is ITEM(idx, pos) in this slab left over?  The item's own slab field says which one is its: written before a slab becomes ITEM, cleared
  * before an item that leaves its slab behind is queued again.  It counts only while the word stands still. */
 static int is_orphan(const struct mr_seg *s, unsigned slab, uint64_t b)

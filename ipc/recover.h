@@ -25,9 +25,6 @@ struct mr_recovered mr_recover_drafter(const struct mr_seg *s, unsigned slot, un
 /* Loss of an arena generation (a keeper): the row is unregistered, READY items there -> QUEUED + retry, their slabs FREE (they can be
  * taken once the next generation is registered); items of live drafters stay.  Reap and recover the GPU's other actors first. */
 struct mr_recovered mr_recover_arena(const struct mr_seg *s, unsigned arena);
-/* The READY item last in the plan gives up its slab (READY -> QUEUED + retry, then the slab -> FREE), if a QUEUED one precedes it.  Its
- * index, or -EAGAIN.  Not a policy: called whenever a re-queued item finds no slab, it can deadlock (docs/design.md section 4.4). */
-int mr_recover_evict(const struct mr_seg *s);
 /* Slabs ITEM(..) whose item has moved on without them (mr_item_requeue, an interrupted recovery) -> FREE.  Number freed. */
 unsigned mr_recover_slabs(const struct mr_seg *s);
 /* R3: clears hdr->sweep, frees the slabs above, re-pushes every QUEUED or READY item without a live cell, in plan order.  Number pushed.

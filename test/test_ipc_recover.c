@@ -196,30 +196,6 @@ TEST(test_keeper)
     rig_drop(&r);
 }
 
-/* A re-queued item without a slab gets that of the READY item last in the plan. */
-TEST(test_evict)
-{
-    struct rig r;
-    uint64_t w;
-    int slab, first;
-
-    rig_make(&r, 1, 1, 2, 3, 1, 8);
-    for (unsigned i = 0; i < 4; i++)
-        rig_feed(&r, i);
-    assert_int_equal(mr_recover_evict(&r.s), -EAGAIN);                   /* nothing READY */
-    slab = mr_slab_take(&r.s, 0, 1, 1);
-    first = mr_item_extract(&r.s, 1, 1, &w);
-    rig_extract(&r, 1), rig_extract(&r, 1);
-    mr_recover_target(&r.s, 1, 1);
-    r.s.slabs[slab].word = mr_w_slab_target(99, 1);                      /* its slab is gone with its device */
-    assert_int_equal(mr_slab_take(&r.s, 0, 1, 2), -EAGAIN);
-    assert_int_equal(mr_recover_evict(&r.s), 2);                         /* position 2, not 1 */
-    assert_true(mr_slab_take(&r.s, 0, 1, 2) >= 0);
-    assert_int_equal(mr_item_extract(&r.s, 1, 2, &w), first);
-    assert_int_equal(mr_recover_evict(&r.s), -EAGAIN);                   /* what is queued comes after what is READY */
-    rig_drop(&r);
-}
-
 TEST(test_orphan_slabs)
 {
     struct rig r;
@@ -468,7 +444,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_feeder),          cmocka_unit_test(test_feeder_stale_position), cmocka_unit_test(test_target),
         cmocka_unit_test(test_drafter_uncommitted), cmocka_unit_test(test_drafter_committed), cmocka_unit_test(test_arena_lost),
-        cmocka_unit_test(test_keeper),          cmocka_unit_test(test_evict),                 cmocka_unit_test(test_orphan_slabs),
+        cmocka_unit_test(test_keeper),          cmocka_unit_test(test_orphan_slabs),
         cmocka_unit_test(test_publication_saturates),
 #ifdef MR_FAULT_POINTS
         cmocka_unit_test(test_sweep_one),       cmocka_unit_test(test_sweep_one_spare_slab),

@@ -1,13 +1,14 @@
-/* Slabs, retry ring, plan order, places, prefetch: no deadlock; loss of a device with eviction (ipc/slab.h, design 4.3, 4.4, 5).
+/* Slabs, retry ring, plan order, places, prefetch: no deadlock; loss of a keeper (ipc/slab.h, design 4.3, 4.4, 5).
  *
  * Two targets, two drafters, two buckets, M places a step whose buckets are those of the step's group of the plan; the plan itself is
  * chosen at the start (-DPLAN=<bit mask> fixes it: bit i is the bucket of position i).  Rings are ideal; which READY item of a bucket a
  * drafter gets is left open (any order that a ring may have is among them).  The commit is one step (step.pml has the rest). DEVICE:
- * slab k and target t lie on device 0 or 1, device 0 may be lost for good at any moment.  FROZEN: target 0 may stop for good. RESUME:
- * the run starts at step 1 with the microbatches of mask RESUME committed (any M of them with the buckets of group 0).
+ * slab k and target t lie on device 0 or 1; the keeper of device 0 may die at any moment, DEVICE times, and its successor comes at any
+ * later one.  FROZEN: target 0 may stop for good. RESUME: the run starts at step 1 with the microbatches of mask RESUME committed (any M of
+ * them with the buckets of group 0).
  *
- * Properties: when nothing can move (timeout) all is committed, or the run has ended because fewer than M slabs are left; a slab
- * belongs to one item; evictions come to an end; no place is held by a drafter without an item at rest; no invalid end state. */
+ * Properties: when nothing can move (timeout) all is committed; a slab belongs to one item; no drafter uses hidden states that are gone but
+ * those it has claimed; no place is held by a drafter without an item at rest; no invalid end state. */
 #ifndef N
 #define N 4
 #endif
@@ -47,7 +48,6 @@
 #define S_FREE 0
 #define S_TARGET 1
 #define S_ITEM 2
-#define S_LOST 3
 #define OPEN 0
 #define TAKEN 1
 #define DONE 2
@@ -57,8 +57,8 @@ byte sk[S], sx[S];                       /* slab word: kind; target | item */
 byte pst[M], pow[M];                     /* places of the current step */
 byte first;                              /* first plan position of the current step */
 byte inp;                                /* the input ring in plan order */
-byte plan, kills, evictions;
-bool lost, degraded, frozen, failed, gone[NT];
+byte plan, kills, losses;
+bool down, old[S], frozen;               /* down: no keeper on device 0; old: what was in the slab went with one */
 chan retry = [N] of { byte };
 chan dieT[NT] = [0] of { bit };
 chan dieD[ND] = [0] of { bit };
@@ -71,7 +71,7 @@ chan dieD[ND] = [0] of { bit };
 #endif
 #define NPL (first + M <= N -> M : N - first)
 #define SDEV(k) ((k) < DEV0 -> 0 : 1)
-#define REACH(k, t) (sk[k] != S_LOST && (k) >= UNREACHABLE && (!DEVICE || SDEV(k) == (t)))
+#define REACH(k, t) ((k) >= UNREACHABLE && (!DEVICE || (SDEV(k) == (t) && !(down && SDEV(k) == 0))))
 #define TAKEABLE(k) (S > (k) && sk[k] == S_FREE && REACH(k, t))
 #define IS(i, p, b) ((i) < N && ph[i] == (p) && B(i) == (b))
 #if N > 4
@@ -101,27 +101,7 @@ chan ring[2] = [N] of { byte };
 #define EXTRACT(x) assert(ph[x] == QUEUED); ph[x] = EXTRACTING; ow[x] = t
 #define SKIP_COMMITTED do :: inp < N && ph[inp] == FREE -> inp++ :: else -> break od
 
-/* Eviction, after a device was lost: a re-queued item finds no slab, nothing is being extracted, a place is open, and no READY item
- * fits an open place.  Then the supervisor queues the READY item again that is last in the plan.  Two simpler rules fail: "whenever one
- * finds no slab" (MUT_evict_any) drives items out in turn for ever; "only one that is later in the plan than the waiting item"
- * (MUT_evict_later) deadlocks, because the slab may go to another waiting item, whose bucket is full, while an earlier one of that
- * bucket holds the last slab. */
-#define EVICTABLE(j) ((j) < N && ph[j] == READY && REACH(sl[j], t))
-#define WAITS(x) (ph[x] == QUEUED && (x) < inp)
-#if defined(MUT_evict_any)
-#define MAY_EVICT(j) EVICTABLE(j)
-#elif defined(MUT_evict_later)
-#define MAY_EVICT(j) (EVICTABLE(j) && (((j) > 0 && WAITS(0)) || ((j) > 1 && WAITS(1)) || ((j) > 2 && WAITS(2))))
-#else
-#define MAY_EVICT(j) (EVICTABLE(j) && !SOME_PLACE && HUNGRY)
-#endif
-/* none free, and none in the hands of a target: what that one extracts may be what is missing */
-#define IN_HAND(k) (S > (k) && sk[k] == S_TARGET)
-#define NO_SLAB (!TAKEABLE(0) && !TAKEABLE(1) && !TAKEABLE(2) && !TAKEABLE(3) && !IN_HAND(0) && !IN_HAND(1) && !IN_HAND(2) && \
-    !IN_HAND(3) && \
-                 !ANY(EXTRACTING, 0) && !ANY(EXTRACTING, 1))
 #define OPENP(p) ((p) < NPL && pst[p] == OPEN && ANY(READY, PB(p)))
-#define HUNGRY ((NPL > 0 && pst[0] == OPEN) || (NPL > 1 && pst[M - 1] == OPEN) || (NPL > 2 && pst[1] == OPEN))
 #define SOME_PLACE (OPENP(0) || (M > 1 && OPENP(M - 1)) || (M > 2 && OPENP(1)))
 
 proctype target(byte t) {
@@ -170,7 +150,7 @@ end_dead:
   dieT[t]?_; goto end_start
 }
 
-#define CLAIM(i) ph[i] = DRAFTING; ow[i] = d
+#define CLAIM(i) assert(!old[sl[i]]); ph[i] = DRAFTING; ow[i] = d
 #define PICK_PLACE(x) if :: OPENP(0) -> x = 0 :: M > 1 && OPENP(M - 1) -> x = M - 1 :: M > 2 && OPENP(1) -> x = 1 fi; pst[x] = TAKEN; \
     pow[x] = d
 
@@ -182,7 +162,7 @@ inline commit() {                        /* with the last place: all of the step
      p = 0; i = 0;
      do
      :: i < N && ph[i] == DRAFTING -> assert(false)           /* a claimed item has a place, so it cannot outlive the step */
-     :: i < N && ph[i] == ACCUMULATED -> p++; if :: sk[sl[i]] == S_ITEM && sx[sl[i]] == i -> sk[sl[i]] = S_FREE; sx[sl[i]] = 0 :: else fi;
+     :: i < N && ph[i] == ACCUMULATED -> p++; if :: sk[sl[i]] == S_ITEM && sx[sl[i]] == i -> sk[sl[i]] = S_FREE; sx[sl[i]] = 0; old[sl[i]] = 0 :: else fi;
                                          ph[i] = FREE; ow[i] = NONE; sl[i] = NONE; i++
      :: i < N && ph[i] != ACCUMULATED && ph[i] != DRAFTING -> i++
      :: else -> break
@@ -226,7 +206,7 @@ work:
         fi
      :: atomic { true }
      fi;
-     atomic { assert(sk[sl[i]] == S_LOST || (sk[sl[i]] == S_ITEM && sx[sl[i]] == i));
+     atomic { assert(sk[sl[i]] == S_ITEM && sx[sl[i]] == i);
               assert(PB(p) == B(i) && pst[p] == TAKEN && pow[p] == d);
               ph[i] = ACCUMULATED; pst[p] = DONE; commit(); p = 0; i = 0 };
      if
@@ -262,7 +242,9 @@ inline recover_drafter(v) {
        if
        :: (ph[i] == DRAFTING || ph[i] == ACCUMULATED) && ow[i] == v ->
           if
-          :: sk[sl[i]] == S_LOST -> ph[i] = QUEUED; sl[i] = NONE; retry!i
+#ifndef MUT_lost_ready
+          :: old[sl[i]] -> ph[i] = QUEUED; retry!i; sk[sl[i]] = S_FREE; sx[sl[i]] = 0; old[sl[i]] = 0; sl[i] = NONE
+#endif
           :: else -> ph[i] = READY; PUSHED(i)
           fi; ow[i] = NONE
        :: else
@@ -271,10 +253,12 @@ inline recover_drafter(v) {
     od;
     i = 0; do :: i < M -> if :: pow[i] == v && pst[i] != OPEN -> pst[i] = OPEN; pow[i] = 0 :: else fi; i++ :: else -> break od; i = 0 }
 }
-#define NLEFT(k) (S > (k) && sk[k] != S_LOST && (k) >= UNREACHABLE -> 1 : 0)
+/* A READY item on device 0: queued and pushed, then its slab. */
+#define TAKE_BACK(i) if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; TAKEN_BACK(i); retry!i; sk[sl[i]] = S_FREE; \
+    sx[sl[i]] = 0; sl[i] = NONE :: else fi
 
 active proctype supervisor() {
-  byte i, k, t = 1;                      /* t: the target that is left when device 0 is lost */
+  byte i;
   atomic {
 #ifdef PLAN
     plan = PLAN;
@@ -286,34 +270,28 @@ active proctype supervisor() {
     SKIP_COMMITTED; i = 0;
     run target(0); run target(1); run drafter(0); run drafter(1) };
   do
-  :: atomic { kills < KILLS && first < N && !gone[0] && !frozen -> kills++; dieT[0]!0 }; recover_target(0); dieT[0]!0
+  :: atomic { kills < KILLS && first < N && !frozen -> kills++; dieT[0]!0 }; recover_target(0); dieT[0]!0
   :: atomic { kills < KILLS && first < N -> kills++; dieT[1]!0 }; recover_target(1); dieT[1]!0
   :: atomic { kills < KILLS && first < N -> kills++; dieD[0]!0 }; recover_drafter(0); dieD[0]!0
   :: atomic { kills < KILLS && first < N -> kills++; dieD[1]!0 }; recover_drafter(1); dieD[1]!0
-#if DEVICE && !defined(MUT_no_evict)
-  :: atomic { degraded && nempty(retry) && NO_SLAB && (MAY_EVICT(0) || MAY_EVICT(1) || MAY_EVICT(2) || MAY_EVICT(3)) ->
-       i = N - 1; do :: !MAY_EVICT(i) -> i-- :: else -> break od;
-       k = sl[i]; ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; evictions++; assert(evictions <= 2 * N) };
-     atomic { retry!i; i = 0 };                          /* queued first, then the slab */
-     atomic { if :: sk[k] == S_ITEM -> sk[k] = S_FREE; sx[k] = 0 :: else fi; k = 0 }
-#endif
   :: atomic { FROZEN && !frozen && first < N -> frozen = 1; dieT[0]!0 }
-  :: atomic { DEVICE && !lost && first < N -> lost = 1; gone[0] = 1; dieT[0]!0 };       /* its target goes with it */
+  :: atomic { losses < DEVICE && !down && first < N -> losses++; down = 1; dieT[0]!0 };   /* the device's target goes first */
      recover_target(0);
      atomic {
-       do :: i < N -> if :: ph[i] == READY && SDEV(sl[i]) == 0 -> ph[i] = QUEUED; TAKEN_BACK(i); sl[i] = NONE; retry!i :: else fi;
-         i++ :: else -> break od;
-       i = 0; do :: i < DEV0 -> sk[i] = S_LOST; sx[i] = 0; i++ :: else -> break od; i = 0;
-#ifndef MUT_no_exit
-       if :: NLEFT(0) + NLEFT(1) + NLEFT(2) + NLEFT(3) < M -> failed = 1; goto over :: else fi; /* exit code 1, --resume */
+       do :: i < N -> TAKE_BACK(i); i++ :: else -> break od;
+       i = 0; do :: i < DEV0 -> old[i] = (sk[i] == S_ITEM); i++ :: else -> break od; i = 0 };
+     dieT[0]!0
+#ifndef MUT_no_keeper
+  :: atomic { down -> down = 0;                                     /* the successor registers its memory */
+#ifdef MUT_frees_held
+       do :: i < DEV0 -> if :: sk[i] == S_ITEM -> sk[i] = S_FREE; sx[i] = 0; old[i] = 0 :: else fi; i++ :: else -> break od; i = 0;
 #endif
-       degraded = 1
-     }
+       skip }
+#endif
   :: timeout -> break
   od;
-over:
   atomic {
-    assert(failed || frozen || first == N);
-    i = 0; do :: i < S -> assert(failed || frozen || sk[i] != S_ITEM); i++ :: else -> break od;
-    i = 0; do :: i < NPL -> assert(failed || !(frozen && pst[i] == TAKEN)); i++ :: else -> break od }
+    assert(frozen || first == N);
+    i = 0; do :: i < S -> assert(frozen || sk[i] != S_ITEM); i++ :: else -> break od;
+    i = 0; do :: i < NPL -> assert(!(frozen && pst[i] == TAKEN)); i++ :: else -> break od }
 }

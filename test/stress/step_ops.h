@@ -344,13 +344,6 @@ static int a_lose_arena(struct scene *c) { return mr_recover_arena(c->s, 0), 0; 
 static void r_lose_arena(struct scene *c) { mr_recover_arena(c->s, 0), mr_recover_rings(c->s), mr_arena_register(c->s, 0); }
 static int a_register(struct scene *c) { return mr_arena_register(c->s, 0), 0; }
 static void r_register(struct scene *c) { mr_arena_register(c->s, 0), mr_recover_rings(c->s); }
-/* Position 3 is queued again, 4 is READY: 4 gives up its slab. */
-static void p_evict(struct scene *c)
-{
-    base(c, 6), turn(c, T1), turn(c, T1), dies(c, T2);
-}
-static int a_evict(struct scene *c) { return mr_recover_evict(c->s); }
-static void r_evict(struct scene *c) { mr_recover_evict(c->s), mr_recover_rings(c->s); }
 static void p_unswept(struct scene *c) { p_gone(c), turn(c, D2); }
 static int a_sweep(struct scene *c) { return mr_recover_rings(c->s), 0; }
 static void r_sweep(struct scene *c) { mr_recover_rings(c->s); }
@@ -407,7 +400,6 @@ static const struct op ops[] = {
     {"evc bump, a sleeper", 0, 0, p_sleeper, a_bump, 0, NULL, 0},
     {"arena register", T1, 0, p_arena, a_register, 0, r_register, 1u << T1 | 1u << T2},
     {"recover_arena", T1, 0, p_keeper, a_lose_arena, 0, r_lose_arena, 1u << T1 | 1u << T2},
-    {"recover_evict", T1, 0, p_evict, a_evict, 1, r_evict, 0},
     {"recover_rings, orphan slab", T1, 0, p_unswept, a_sweep, 0, r_sweep, 0},
     {"turn: feeder", 0, WHOLE, p_base, a_feeder, 1, NULL, 0},
     {"turn: target, slab and claim", T1, WHOLE, p_base, a_target, 1, NULL, 0},

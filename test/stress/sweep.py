@@ -34,7 +34,6 @@ ELSEWHERE = {
     "ipc.arena.register": "before the actors exist, or by a keeper (cuda)",
     "ipc.recover.arena": "loss of a keeper (cuda): test_ipc_recover",
     "ipc.recover.taken_back": "loss of a keeper (cuda): test_ipc_recover",
-    "ipc.recover.evict": "loss of a keeper (cuda): test_ipc_recover",
     "ipc.item.requeued": "loss of a keeper (cuda), or a target's death: test_ipc_recover",
     "drafter.item.requeued": "loss of a keeper (cuda)",
     "ipc.ring.full": "a ring has room for every live cell; test_ipc_ring fills one by hand",
