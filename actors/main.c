@@ -161,27 +161,35 @@ static int check_row(const struct args *a, const struct mr_seg *seg)
     return 0;
 }
 
-/* Its files may have been replaced since the run was started; hidden states of two targets would be good for neither.  run.json has what
- * the supervisor saw. */
-static int same_target(const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
+/* Does `now` differ from what run.json has at `ptr`?  A key that is not there was written by an older version. */
+static int differs(const struct mr_json *then, const char *ptr, uint64_t now)
+{
+    const char *was = json_string_value(mr_json_at(then->root, ptr));
+    char text[24];
+
+    snprintf(text, sizeof(text), "%016llx", (unsigned long long)now);
+    return was && strcmp(was, text);
+}
+
+/* Files may have been replaced since the run was started: hidden states of two targets, or a plan of two data sets, would be good for
+ * neither.  run.json has what the supervisor saw. */
+static int same_files(const struct mr_topology *t, const struct mr_checked *c, struct mr_err *err)
 {
     struct mr_err none = {0};
-    struct mr_json j;
-    char path[MR_PATH + 16], now[24];
-    const char *was;
-    int other;
+    struct mr_json then;
+    char path[MR_PATH + 16];
+    int rc = 0;
 
     snprintf(path, sizeof(path), "%s/run.json", t->run.dir);
-    snprintf(now, sizeof(now), "%016llx", (unsigned long long)c->target_content);
-    if (mr_json_load(&j, path, &none))
+    if (mr_json_load(&then, path, &none))
         return 0;                            /* nothing to compare with: --resume will say that it is lost */
-    was = json_string_value(mr_json_at(j.root, "/drafter/target_weights"));
-    other = was && strcmp(was, now);
-    mr_json_free(&j);
-    return !other ? 0
-                  : mr_err_set(err, MR_EXIT_CONFIG,
-                               "%s: the bytes of its tensors are not those that this run was started with (%s): restore the checkpoint",
-                               t->target.checkpoint, path);
+    if (differs(&then, "/drafter/target_weights", c->target_content))
+        rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: the bytes of its tensors are not those that this run was started with (%s): restore the checkpoint",
+                        t->target.checkpoint, path);
+    else if (c->data && differs(&then, "/data", mr_dataset_fingerprint(c->data)))
+        rc = mr_err_set(err, MR_EXIT_CONFIG, "%s: the rows are not those that this run was started with (%s): restore the file", t->data.train, path);
+    mr_json_free(&then);
+    return rc;
 }
 
 static int run_actor(const struct args *a, struct mr_seg *seg)
@@ -197,7 +205,7 @@ static int run_actor(const struct args *a, struct mr_seg *seg)
         mr_error("%s", err.msg);
         return err.code;
     }
-    if (mr_check(&checked, &topo, parts[seg->actors[a->slot].kind], &err) || same_target(&topo, &checked, &err)) {
+    if (mr_check(&checked, &topo, parts[seg->actors[a->slot].kind], &err) || same_files(&topo, &checked, &err)) {
         mr_error("%s", err.msg);
         rc = err.code;
     } else {

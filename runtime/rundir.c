@@ -376,6 +376,8 @@ static const char *meaning(const char *ptr, const char *other)
         return "the target is another model: its config.json differs, or its tensors have other names or shapes";
     if (!strcmp(ptr, "/drafter/target_weights"))
         return "the target's tensors have the same shapes and other bytes (where its files lie does not matter)";
+    if (!strcmp(ptr, "/data"))
+        return "the file of /data/train was changed: its rows, or what of them is used, are others";
     return other;
 }
 

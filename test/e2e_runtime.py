@@ -760,6 +760,39 @@ def case_target_bytes():
         r.close()
 
 
+def case_data_bytes():
+    """Other rows under the name of the data: an incarnation of the feeder that finds them ends the run, and --resume refuses them."""
+    r = Run("data", us=20000)
+    rows = os.path.join(r.tmp, "rows.jsonl")
+
+    def write(seed):
+        lengths, rnd = random.Random(7), random.Random(seed)    # the same plan, other tokens
+        with open(rows + ".new", "w", encoding="utf-8") as f:
+            for _ in range(400):
+                n = lengths.randint(20, 100)
+                f.write(json.dumps({"input_ids": [rnd.randint(0, 255) for _ in range(n)], "loss_mask": [1] * n}) + "\n")
+        os.replace(rows + ".new", rows)
+
+    try:
+        write(1)
+        r.data["data"]["train"] = rows
+        r.data["train"]["epochs"] = 3
+        r.save()
+        r.start()
+        r.reach(2, 60)
+        write(2)
+        os.kill(r.pids()["feeder/0"], signal.SIGKILL)
+        need(r.wait(120) == 1, r.text())
+        need("the rows are not those that this run was started with" in r.text() and rows in r.text(), r.text())
+        p = subprocess.run([MILLRACE, "run", r.topo, "--resume"], capture_output=True, text=True, check=False)
+        need(p.returncode == 2 and "/data" in p.stderr and "its rows" in p.stderr, f"other rows must be refused: {p}")
+        write(1)
+        r.start("--resume", "--set", "/train/max_steps=12")
+        r.must_end(0, "completed")
+    finally:
+        r.close()
+
+
 def case_hang():
     """An actor that stops is killed after hang_s, and the run goes on."""
     r = Run("hang", rows=1200, restart={"hang_s": 2})
