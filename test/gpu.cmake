@@ -10,10 +10,12 @@ add_test(NAME gpu_fake_consumer COMMAND gpu_consumer_fake --actor $<TARGET_FILE:
 set_tests_properties(gpu_fake_consumer PROPERTIES TIMEOUT 600 RUN_SERIAL ON WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
                      ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
 # The bench of two GPUs, its processes and its checks; what it prints means nothing here.
-add_executable(bench_pair_fake bench_pair_fake.c ${CMAKE_SOURCE_DIR}/bench/pair.c ${CMAKE_SOURCE_DIR}/bench/pair_roles.c fake_cuda.c)
+file(GLOB bench_pair_src CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/bench/pair*.c)
+add_executable(bench_pair_fake bench_pair_fake.c ${bench_pair_src} fake_cuda.c)
 target_link_libraries(bench_pair_fake PRIVATE mr_kernels)
 add_test(NAME bench_pair COMMAND bench_pair_fake pair --scale 1024)
-set_tests_properties(bench_pair PROPERTIES TIMEOUT 120 ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0;FAKE_CUDA_DEVICES=2")
+add_test(NAME bench_pair_one_fails COMMAND bench_pair_fake one_fails ${CMAKE_CURRENT_BINARY_DIR})
+set_tests_properties(bench_pair bench_pair_one_fails PROPERTIES TIMEOUT 120 ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0;FAKE_CUDA_DEVICES=2")
 foreach(case refused devices mixed two_targets loader_dies kill_targets kill_keeper drain sticky no_uring two_devices)
   add_test(NAME gpu_fake_${case} COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/e2e_gpu.py ${e2e_bin} ${case} $<TARGET_FILE:millrace-actor-fake>)
   set_tests_properties(gpu_fake_${case} PROPERTIES TIMEOUT 600 RUN_SERIAL ON SKIP_RETURN_CODE 77 LABELS e2e)
