@@ -29,7 +29,7 @@
 #define DEADLINE_NS 30000000000u
 #define SHORT_NS 20000000u       /* a sum that takes no longer is polled often */
 #define LOOK_NS 500000000u
-enum { ABORT_MS = 5000, IDLE_ABORT_MS = 1000, POLL_NS = 100000, POLL_MS = 1 };
+enum { ABORT_MS = 5000, IDLE_ABORT_MS = 1500, POLL_NS = 100000, POLL_MS = 1 };
 
 static int current(const struct mr_reduce *r, uint64_t word)
 {

@@ -233,7 +233,8 @@ struct mr_k_comm *mr_k_comm_begin(struct mr_k *k, const uint8_t id[MR_K_COMM_ID]
 int mr_k_comm_sum(struct mr_k_comm *c, const void *src, void *dst, size_t n, enum mr_k_dtype type, char *err, size_t err_bytes);
 /* Of what was started last: 0 = complete on the device, -EINPROGRESS, -EIO with err. */
 int mr_k_comm_poll(struct mr_k_comm *c, char *err, size_t err_bytes);
-/* NULL is allowed.  broken: abort.  -ETIMEDOUT: the library has not let go within `ms`; its thread still runs, so the process must end. */
+/* NULL is allowed.  broken: abort.  -ETIMEDOUT: the library has not let go within `ms`; it is left to a thread of its own, so `dst` of a sum that
+ * was not complete may still be written. */
 int mr_k_comm_end(struct mr_k_comm *c, int broken, unsigned ms);
 
 /* ---- random weights: the same numbers on every backend -------------------------------------------------------------------------------- */

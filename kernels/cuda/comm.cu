@@ -43,7 +43,7 @@ struct mr_k_comm {
     cudaEvent_t done;
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    int gone, broken;
+    int gone, broken, left;            /* left: nobody waits for the end any more, whose thread then frees this */
 };
 
 static int fail(struct mr_k_comm *c, const char *what, const char *why, char *err, size_t n)
@@ -196,6 +196,7 @@ static void *end_thread(void *arg)
 {
     struct mr_k_comm *c = (struct mr_k_comm *)arg;
     ncclResult_t now = ncclInProgress;
+    int left;
 
     cudaSetDevice(c->device);
     if (c->broken) {
@@ -208,8 +209,11 @@ static void *end_thread(void *arg)
     }
     pthread_mutex_lock(&c->lock);
     c->gone = 1;
+    left = c->left;
     pthread_cond_signal(&c->ended);
     pthread_mutex_unlock(&c->lock);
+    if (left)
+        release(c);
     return NULL;
 }
 
@@ -231,11 +235,12 @@ extern "C" int mr_k_comm_end(struct mr_k_comm *c, int broken, unsigned ms)
     while (!c->gone && pthread_cond_timedwait(&c->ended, &c->lock, &until) != ETIMEDOUT)
         ;
     gone = c->gone;
-    pthread_mutex_unlock(&c->lock);
-    if (!gone) {
+    c->left = !gone;
+    if (!gone)
         pthread_detach(thread);
+    pthread_mutex_unlock(&c->lock);
+    if (!gone)
         return -ETIMEDOUT;
-    }
     pthread_join(thread, NULL);
     release(c);
     return 0;
