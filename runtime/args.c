@@ -7,6 +7,7 @@
 
 int mr_cmd_fail(const struct mr_err *err)
 {
+    fflush(stdout); /* first what was said before, also where both go to one file */
     fprintf(stderr, "millrace: %s\n", err->msg);
     return err->code ? err->code : MR_EXIT_FAILED;
 }

@@ -24,6 +24,7 @@ int mr_cmd_check(int argc, char **argv)
     if (r == 0) {
         mr_prepared_print(&p, stdout);
         r = mr_shm_plan_fits(&p.shm, &err) || mr_metrics_probe(p.topo.metrics.listen, &err) ||
+                    mr_rundir_possible(p.topo.run.dir, &p.checked, mr_rundir_checkpoints(&p.topo, p.shm.seg.steps_total), &err) ||
                     mr_gpus_prepare(&p.topo, &p.checked, stdout, &err)
                 ? -1
                 : 0;

@@ -112,14 +112,6 @@ static int mend_summary(const struct mr_prepared *p, const struct mr_rundir *d, 
     return r;
 }
 
-/* Checkpoints that can be on disk at a time: one more than are kept, while the next one is written. */
-static unsigned checkpoints_at_once(const struct mr_topology *t, unsigned steps)
-{
-    unsigned every = (unsigned)t->train.checkpoint_every_steps, n = every ? (steps + every - 1) / every : 1;
-
-    return n > (unsigned)t->train.keep_checkpoints ? (unsigned)t->train.keep_checkpoints + 1 : n;
-}
-
 static int go(const struct request *q, struct mr_prepared *p, const struct mr_rundir *d, struct mr_err *err)
 {
     struct mr_sup_opts o = {.topo = &p->topo, .checked = &p->checked, .shm = &p->shm, .dir = d, .io = q->io};
@@ -132,7 +124,7 @@ static int go(const struct request *q, struct mr_prepared *p, const struct mr_ru
         printf("run %s is complete at step %u: nothing is left to do (%s/summary.json)\n", p->topo.run.name, at.first_step, d->path);
         return mend_summary(p, d, at.first_step, err) ? err->code : 0;
     }
-    if (mr_rundir_has_room(d, &p->checked, resumed ? 1 : checkpoints_at_once(&p->topo, p->shm.seg.steps_total), err))
+    if (mr_rundir_has_room(d, &p->checked, resumed ? 1 : mr_rundir_checkpoints(&p->topo, p->shm.seg.steps_total), err))
         return err->code;
     if (resumed)
         printf("resuming run %s at step %u of %u%s; %u microbatches committed after it will be done again\n", p->topo.run.name,
@@ -156,6 +148,7 @@ static int run(const struct request *q, struct mr_err *err)
     if (mr_prepare(&p, q->topo, &q->set, q->name, err) || mr_shm_plan_fits(&p.shm, err) ||
         mr_metrics_probe(p.topo.metrics.listen, err) || mr_actor_path(actor, sizeof actor, err) ||
         mr_gpus_prepare(&p.topo, &p.checked, stdout, err) || free_the_name(p.topo.run.name, err) ||
+        mr_rundir_possible(p.topo.run.dir, &p.checked, q->resume ? 1 : mr_rundir_checkpoints(&p.topo, p.shm.seg.steps_total), err) ||
         mr_rundir_open(&d, p.topo.run.dir, q->resume, err)) {
         code = err->code;
     } else {

@@ -121,6 +121,33 @@ int mr_rundir_has_room(const struct mr_rundir *d, const struct mr_checked *c, un
                       mr_err_path(d->path, 200), n, n == 1 ? "" : "s", one, n == 1 ? "s" : "", n * one, have);
 }
 
+unsigned mr_rundir_checkpoints(const struct mr_topology *t, unsigned steps)
+{
+    unsigned every = (unsigned)t->train.checkpoint_every_steps, n = every ? (steps + every - 1) / every : 1;
+
+    return n > (unsigned)t->train.keep_checkpoints ? (unsigned)t->train.keep_checkpoints + 1 : n;
+}
+
+int mr_rundir_possible(const char *path, const struct mr_checked *c, unsigned n, struct mr_err *err)
+{
+    struct mr_rundir d = {.lock_fd = -1};
+    struct stat st;
+    char *slash;
+    int rc;
+
+    snprintf(d.path, sizeof d.path, "%s", path);
+    while ((rc = stat(d.path, &st)) && errno == ENOENT && (slash = strrchr(d.path, '/')) != NULL)
+        slash[slash == d.path] = 0; /* what exists of it */
+    if (!rc && !S_ISDIR(st.st_mode)) {
+        errno = ENOTDIR;
+        rc = -1;
+    }
+    if (rc || access(d.path, W_OK | X_OK))
+        return mr_err_set(err, MR_EXIT_ENV, "/run/dir: cannot make %s: %s: %s; choose another directory", mr_err_path(path, 200),
+                          mr_err_path(d.path, 100), strerror(errno));
+    return mr_rundir_has_room(&d, c, has_content(&d, "ledger.jsonl") ? 1 : n, err);
+}
+
 void mr_rundir_close(struct mr_rundir *d)
 {
     if (d->lock_fd >= 0)

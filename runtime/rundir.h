@@ -23,6 +23,11 @@ int mr_rundir_open(struct mr_rundir *d, const char *path, int resume, struct mr_
 void mr_rundir_close(struct mr_rundir *d);
 /* Is there room for n checkpoints?  Asked before anything is computed: MR_EXIT_ENV with needed and available bytes. */
 int mr_rundir_has_room(const struct mr_rundir *d, const struct mr_checked *c, unsigned n, struct mr_err *err);
+/* Checkpoints that can be on disk at a time: one more than are kept, while the next one is written. */
+unsigned mr_rundir_checkpoints(const struct mr_topology *t, unsigned steps);
+/* Could a run be made at `path`?  What exists of the path is a directory that we may write in, with room for n checkpoints (one, when a run
+ * is there already).  Makes nothing.  0 or -1 (MR_EXIT_ENV). */
+int mr_rundir_possible(const char *path, const struct mr_checked *c, unsigned n, struct mr_err *err);
 /* "PATH/NAME" into out[MR_PATH + 64]; returns out. */
 char *mr_rundir_file(const struct mr_rundir *d, const char *name, char *out);
 

@@ -1039,6 +1039,9 @@ def case_check():
             for command in ("check", "run"):
                 refused(r, code, "/metrics/listen", where, command=command, args=["--set", f'/metrics/listen="{where}"'])
         refused(r, 2, "--set", args=["--set", "nonsense"])
+        for where in (r.topo, r.topo + "/a/b"):                     # a file, below a file
+            for command in ("check", "run"):
+                refused(r, 3, "/run/dir", where, "Not a directory", command=command, args=["--set", "/run/dir=" + json.dumps(where)])
         refused(r, 2, "name", command="run", args=["--name", "no good"])
         p = subprocess.run([MILLRACE, "check", r.topo], capture_output=True, text=True, check=False)
         need(p.returncode == 0 and "/dev/shm" in p.stdout and not os.path.exists(r.dir), f"a good topology: {p}")
