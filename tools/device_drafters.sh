@@ -15,58 +15,16 @@
 #   MR_KILLS, MR_STEPS, MR_SEED: of the parts that kill
 # Every step has its own limit and its own log; a step that fails does not stop the others.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 parts=,${1:-golden,autograd,test,kill,bench,torch,run,demo},
 out=${OUT:-/tmp/millrace-drafters} build=${MR_BUILD:-/tmp/millrace-drafters-build} deps=${DEPS:-.deps} goldens=${GOLDENS:-.gdgold}
-mkdir -p "$out"
+# shellcheck source=tools/device_lib.sh
+. tools/device_lib.sh
 rm -f "$out"/{bench-drafter,bench-drafter-2,torch,rate-8b}.log          # of an earlier call: the end of this one quotes them
-begun=$SECONDS
-export PATH=$PATH:/usr/local/cuda/bin
-table=()
 
-has() { [[ $parts == *,$1,* ]]; }
-note() { table+=("$(printf '%-30s %s' "$1" "$2")"); printf '== %4ds  %-30s %s\n' $((SECONDS - begun)) "$1" "$2"; }
-
-# step NAME SECONDS COMMAND...: runs, logs, notes passed / skipped / FAILED with the last line said.
-step() {
-  local name=$1 limit=$2 t0=$SECONDS left=$((${LIMIT:-480} - SECONDS + begun)) rc; shift 2
-  [ $left -lt 8 ] && { note "$name" "left out: no time"; return 1; }
-  [ "$limit" -gt $left ] && limit=$left
-  timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
-  rc=$?
-  echo $rc >"$out/$name.rc"
-  case $rc in
-    0) note "$name" "passed, $((SECONDS - t0)) s  $(tail -n 1 "$out/$name.log" | cut -c1-150)" ;;
-    77) note "$name" "skipped: $(tail -n 1 "$out/$name.log" | cut -c1-80)" ;;
-    *) note "$name" "FAILED ($rc), $((SECONDS - t0)) s"; tail -n 25 "$out/$name.log" ;;
-  esac
-  return $rc
-}
-
-run_here() {                      # programs that were built elsewhere
-  export LD_LIBRARY_PATH=$1/lib:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-  "$1/bin/millrace" --version >/dev/null && "$1/bin/millrace-actor" devices >"$out/devices.log"
-}
-if [ -n "${PREBUILT:-}" ] && run_here "$(realpath "$PREBUILT")"; then
-  build=$(realpath "$PREBUILT")
-  note prebuilt "$(cut -c1-150 "$out/devices.log")"
-else
-  args=()
-  if [ -d "$deps" ]; then
-    mapfile -t args < <(bash tools/deps_prefix.sh --unpack "$deps")
-    export PKG_CONFIG_PATH=$PWD/$deps/usr/lib/x86_64-linux-gnu/pkgconfig PKG_CONFIG_SYSROOT_DIR=$PWD/$deps
-  elif ! ldconfig -p | grep -q libdnnl; then
-    args=(-DMR_GEMM=cblas)
-  fi
-  nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) && args+=("-DMR_NCCL_ROOT=$nccl")
-  gen=(); command -v ninja >/dev/null && gen=(-G Ninja)
-  step configure 60 cmake -S . -B "$build" "${gen[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="${ARCH:-90}" \
-    -DMR_FAULT_POINTS=ON "${args[@]}" || exit 1
-  targets=(millrace millrace-actor golden_dflash test_cuda_dflash millrace-actor-poison)
-  has sanitize && targets+=(test_cuda_rows test_cuda_attn)
-  step build 300 cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" || exit 1
-fi
-bin=$build/bin
+targets=(millrace millrace-actor golden_dflash test_cuda_dflash millrace-actor-poison)
+has sanitize && targets+=(test_cuda_rows test_cuda_attn)
+programs "${targets[@]}"
 actor=${MILLRACE_ACTOR:-$bin/millrace-actor}
 shape=${SHAPE:-conf/shapes/qwen3-8b} tokens=${TOKENS:-3072} anchors=${ANCHORS:-512} block=${BLOCK:-16}
 size=(--tokens "$tokens" --anchors "$anchors" --block "$block")
@@ -144,7 +102,7 @@ sanitize() {
   local name=sanitize-$1-$2 limit=$3
   MR_TEST_SMALL=1 step "$name" "$limit" compute-sanitizer --tool "$1" --error-exitcode 9 "$build/test/test_cuda_$2" && return
   grep -qE "^========= +(ERROR SUMMARY: [1-9]|Error|Uninit|Race|WARN|Invalid|Program hit)" "$out/$name.log" && return
-  [ "$(tail -n 1 "$out/$name.rc" 2>/dev/null)" = 124 ] && table[-1]=${table[-1]/FAILED (124)/at its limit, nothing found so far}
+  [ "$(tail -n 1 "$out/$name.rc" 2>/dev/null)" = 124 ] && instead "$name" "FAILED (124)" "at its limit, nothing found so far"
 }
 if has sanitize; then
   if command -v compute-sanitizer >/dev/null; then
@@ -155,9 +113,7 @@ if has sanitize; then
 fi
 
 echo
-printf '%s\n' "${table[@]}"
 for log in bench-drafter torch bench-drafter-2 rate-8b; do
   [ -e "$out/$log.log" ] && grep -E "sustained|short|peak|busy" "$out/$log.log" | sed "s|^ *|$log: |"
 done
-printf '%s\n' "${table[@]}" | grep -q FAILED && { echo "FAILED"; exit 1; }
-echo "all passed in $((SECONDS - begun)) s"
+finish

@@ -10,7 +10,8 @@ has() { [[ $parts == *,$1,* ]]; }
 left() { echo $((${LIMIT:-480} - SECONDS + begun)); }
 note() { printf '%-30s %s\n' "$1" "$2" >>"$out/table"; printf '== %4ds  %-30s %s\n' $((SECONDS - begun)) "$1" "$2"; }
 
-# step NAME SECONDS COMMAND...: runs, logs, notes passed / skipped / FAILED with the last line said.  May run in the background.
+# step NAME SECONDS COMMAND...: runs, logs in NAME.log and NAME.rc, notes passed / skipped / FAILED with the last line said.  May run in the
+# background.
 step() {
   local name=$1 limit=$2 t0=$SECONDS room rc; shift 2
   room=$(left)
@@ -18,6 +19,7 @@ step() {
   [ "$limit" -gt "$room" ] && limit=$room
   timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
   rc=$?
+  echo $rc >"$out/$name.rc"
   case $rc in
     0) note "$name" "passed, $((SECONDS - t0)) s  $(tail -n 1 "$out/$name.log" | tr '\t' ' ' | cut -c1-120)" ;;
     77) note "$name" "skipped: $(tail -n 1 "$out/$name.log" | cut -c1-80)" ;;
@@ -52,6 +54,9 @@ programs() {
   step build 300 cmake --build "$build" -j "$(nproc)" --target "$@" || exit 1
   bin=$build/bin
 }
+
+# instead NAME OLD NEW: other words in NAME's line of the table.
+instead() { sed -i "s|^\($1 .*\)$2|\1$3|" "$out/table"; }
 
 # figures: the lines "figure<tab>name<tab>value<tab>goal<tab>met" of all logs as a table.
 figures() {
