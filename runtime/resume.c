@@ -47,7 +47,7 @@ static int check_trainer(const struct mr_rundir *d, const struct mr_prepared *p,
     int n;
 
     if (mr_st_open(&st, mr_rundir_file(d, "latest/trainer.safetensors", path), err))
-        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+        return mr_rundir_damaged(d, err);
     n = st.n;
     mr_st_close(&st);
     if (n == 3 * p->checked.layout.n)

@@ -309,6 +309,24 @@ static int latest_lost(const struct mr_rundir *d, struct mr_err *err)
     return r;
 }
 
+int mr_rundir_damaged(const struct mr_rundir *d, struct mr_err *err)
+{
+    char path[FILE_PATH], to[64] = "", advice[FILE_PATH + 200];
+    ssize_t len = readlink(mr_rundir_file(d, "latest", path), to, sizeof to - 1);
+    const char *name = len > 0 && strrchr(to, '/') ? strrchr(to, '/') + 1 : to;
+    long now = step_of(name), *step;
+    size_t n = list_steps(d, now < 0 ? MR_STEP_MAX : now - 1, &step);
+
+    if (n)
+        snprintf(advice, sizeof advice, "to go on from the one before it: ln -sfn checkpoints/step-%ld %s", step[0], path);
+    else
+        snprintf(advice, sizeof advice, "there is no older one: bring it back from a copy, or start a new run.dir");
+    free(step);
+    mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+    snprintf(err->msg + strlen(err->msg), sizeof err->msg - strlen(err->msg), "; %s", advice);
+    return -1;
+}
+
 int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_err *err)
 {
     char path[FILE_PATH];
@@ -320,10 +338,10 @@ int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_e
     if (!has_content(d, "latest"))
         return latest_lost(d, err);
     if (mr_json_load(&j, mr_rundir_file(d, "latest/state.json", path), err))
-        return mr_err_prefix(err, "--resume: the checkpoint that `latest` names is damaged");
+        return mr_rundir_damaged(d, err);
     n = json_object_get(j.root, "step");
     if (!json_is_integer(n) || json_integer_value(n) <= 0 || json_integer_value(n) > MR_STEP_MAX)
-        r = mr_json_error(&j, "/step", err, "--resume: need the number of the step, 1 to %u", MR_STEP_MAX);
+        r = mr_json_error(&j, "/step", err, "the number of the step, 1 to %u, is wanted", MR_STEP_MAX) ? mr_rundir_damaged(d, err) : 0;
     else
         *step = (unsigned)json_integer_value(n);
     mr_json_free(&j);

@@ -33,6 +33,8 @@ char *mr_rundir_file(const struct mr_rundir *d, const char *name, char *out);
 
 /* The step of `latest`'s state.json; 0 when there is no `latest` yet.  -1 with err when it is there and damaged. */
 int mr_rundir_resume_step(const struct mr_rundir *d, unsigned *step, struct mr_err *err);
+/* Makes "file X: what" in err a message about a damaged `latest`, with the checkpoint to go back to.  Returns -1. */
+int mr_rundir_damaged(const struct mr_rundir *d, struct mr_err *err);
 /* Points `latest` at checkpoints/step-N, atomically and durably.  0 or a negative errno (-ENOENT: no such checkpoint). */
 int mr_rundir_set_latest(const struct mr_rundir *d, unsigned step);
 /* Removes the oldest checkpoints beyond `keep` (0 = keep all), never `latest`, never one in the making.  Number removed. */

@@ -300,6 +300,13 @@ static void test_latest(void **state)
     assert_int_equal(step, 20);
     put(f, "latest/state.json", "{\"step\": -3}");
     assert_int_equal(mr_rundir_resume_step(&d, &step, &err), -1);
+    assert_non_null(strstr(err.msg, "/step: "));
+    assert_non_null(strstr(err.msg, "ln -sfn checkpoints/step-10 "));
+    assert_int_equal(mr_rundir_set_latest(&d, 10), 0);
+    put(f, "latest/state.json", "{");
+    memset(&err, 0, sizeof err);
+    assert_int_equal(mr_rundir_resume_step(&d, &step, &err), -1);
+    assert_non_null(strstr(err.msg, "there is no older one"));
     mr_rundir_close(&d);
 }
 
