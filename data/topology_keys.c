@@ -1,6 +1,7 @@
 /* What the table of topology keys drives: names, values, output.  See topology_keys.h. */
 #include "data/topology_keys.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -247,9 +248,12 @@ static int string(const struct mr_json *j, const char *ptr, const json_t *v, con
         strcpy(out, s);
         return 0;
     }
-    return mr_path_absolute(s, out, k->size)
-               ? mr_json_error(j, ptr, err, "is too long as an absolute path; %u bytes are allowed", k->size - 1)
-               : 0;
+    errno = 0;
+    if (!mr_path_absolute(s, out, k->size))
+        return 0;
+    if (errno == ENOENT)
+        return mr_json_error(j, ptr, err, "is relative, and the current directory is gone: cd to another one, or write an absolute path");
+    return mr_json_error(j, ptr, err, "is too long as an absolute path; %u bytes are allowed", k->size - 1);
 }
 
 static int integers(const struct mr_json *j, const char *ptr, json_t *v, const struct mr_key *k, int *out, int *n, struct mr_err *err)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -320,6 +321,20 @@ static void defaults(void **state)
     mr_topology_free(&t);
 }
 
+/* Relative paths mean nothing in a directory that was removed. */
+static void lost_directory(void **state)
+{
+    char gone[96], was[512];
+
+    (void)state;
+    put(example, strlen(example));
+    snprintf(gone, sizeof gone, "%s/gone", dir);
+    assert_non_null(getcwd(was, sizeof was));
+    assert_true(!mkdir(gone, 0700) && !chdir(gone) && !rmdir(gone));
+    load_fails(NULL, 0, "the current directory is gone");
+    assert_int_equal(chdir(was), 0);
+}
+
 static void gpus(void **state)
 {
     struct mr_topology t;
@@ -517,6 +532,7 @@ int main(void)
                                        cmocka_unit_test(relations),
                                        cmocka_unit_test(set_values),
                                        cmocka_unit_test(defaults),
+                                       cmocka_unit_test(lost_directory),
                                        cmocka_unit_test(gpus),
                                        cmocka_unit_test(resolved),
                                        cmocka_unit_test(demo_loads),
