@@ -113,6 +113,7 @@ static void bad_records(void **state)
     refused("PAR1xx", "Parquet");
     refused("", "is empty");
     refused("version https://git-lfs.github.com/spec/v1", "git lfs pull");
+    refused_n("\x08\0\0\0\0\0\0\0{}      ", 16, "is a safetensors file");
     refused("[1]\n", "no object");
     refused("{\"messages\": []}\n", "tokenise it");
     refused("{\"loss_mask\": []}\n", "no \"input_ids\" array");
