@@ -8,58 +8,19 @@
 # Packages that are missing are taken from ./.deps (tools/deps_prefix.sh .deps, where there is a network).  Every step has its own limit and its
 # own log in OUT_DIR (default /tmp/millrace-device); a step that fails does not stop the others.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 quick=0 demo=0 bench=0
 [ "${1:-}" = --quick ] && { quick=1; shift; }
 [ "${1:-}" = --demo ] && { demo=1; shift; }
 [ "${1:-}" = --bench ] && { bench=1; shift; }
-out=${1:-/tmp/millrace-device}
-build=${MR_BUILD:-/tmp/millrace-build}
-mkdir -p "$out"
+parts="" out=${1:-/tmp/millrace-device} build=${MR_BUILD:-/tmp/millrace-build} deps=.deps LIMIT=${LIMIT:-530}
+# shellcheck source=tools/device_lib.sh
+. tools/device_lib.sh
 rm -f "$out"/bench-*.log
-begun=$SECONDS
-export PATH=$PATH:/usr/local/cuda/bin
-table=()
 
-note() { table+=("$(printf '%-34s %s' "$1" "$2")"); printf '== %4ds  %-34s %s\n' $((SECONDS - begun)) "$1" "$2"; }
-
-# step NAME SECONDS COMMAND...: runs, logs, notes passed / skipped / FAILED.  Returns its status.
-step() {
-  local name=$1 limit=$2 t0=$SECONDS rc; shift 2
-  timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
-  rc=$?
-  case $rc in
-    0) note "$name" "passed, $((SECONDS - t0)) s" ;;
-    77) note "$name" "skipped: $(tail -n 1 "$out/$name.log" | cut -c1-80)" ;;
-    *) note "$name" "FAILED ($rc), $((SECONDS - t0)) s"; tail -n 25 "$out/$name.log" ;;
-  esac
-  return $rc
-}
-
-# ---- build -----------------------------------------------------------------------------------------------------------------------------
-run_here() {                      # programs that were built elsewhere
-  export LD_LIBRARY_PATH=$1/lib:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}
-  "$1/bin/millrace" --version >/dev/null && "$1/bin/millrace-actor" devices >"$out/devices.log"
-}
-if [ -n "${PREBUILT:-}" ] && run_here "$(realpath "$PREBUILT")"; then
-  build=$(realpath "$PREBUILT")
-  note prebuilt "$(cut -c1-150 "$out/devices.log")"
-else
-  args=()
-  if [ -d .deps ]; then
-    mapfile -t args < <(bash tools/deps_prefix.sh --unpack .deps)
-    export PKG_CONFIG_PATH=$PWD/.deps/usr/lib/x86_64-linux-gnu/pkgconfig PKG_CONFIG_SYSROOT_DIR=$PWD/.deps
-  elif ! ldconfig -p | grep -q libdnnl; then
-    args=(-DMR_GEMM=cblas)
-  fi
-  gen=(); command -v ninja >/dev/null && gen=(-G Ninja)
-  step configure 90 cmake -S . -B "$build" "${gen[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMR_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 \
-    -DMR_FAULT_POINTS=ON "${args[@]}" || exit 1
-  targets=(millrace millrace-actor millrace-bench)
-  [ $bench = 1 ] || targets+=(golden_target gpu_consumer test_cuda_ipc test_cuda_rows test_cuda_products test_cuda_attn)
-  step build 240 cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" || exit 1
-fi
-bin=$build/bin
+targets=(millrace millrace-actor millrace-bench)
+[ $bench = 1 ] || targets+=(golden_target gpu_consumer test_cuda_ipc test_cuda_rows test_cuda_products test_cuda_attn)
+programs "${targets[@]}"
 
 # The forward pass here, in PyTorch, and here again.
 shape=${SHAPE:-conf/shapes/qwen3-8b}
@@ -86,15 +47,14 @@ if [ $demo = 1 ]; then
   tail -n 3 "$out/demo-gpu.log"
   step demo-eval 120 "$bin/millrace" eval --target demo/target --draft "$out/demo/latest" --data demo/eval.safetensors --json
   cat "$out/demo-eval.log"; cp "$out/demo/summary.json" "$out/"
-  printf '%s\n' "${table[@]}"
-  exit 0
+  finish
+  exit
 fi
 
 if [ $bench = 1 ]; then
   measure
-  printf '%s\n' "${table[@]}"
-  printf '%s\n' "${table[@]}" | grep -q FAILED && exit 1
-  exit 0
+  finish
+  exit
 fi
 
 # ---- right ---------------------------------------------------------------------------------------------------------------------------------
@@ -116,7 +76,7 @@ measure
 # Slabs of 2 GiB (51200 tokens x 5 layers x 4096 x 2 bytes) of a model that is wide and cheap: 1000 microbatches in a minute.
 mkdir -p "$out/wide"
 sed 's/"intermediate_size": [0-9]*/"intermediate_size": 256/; s/"num_hidden_layers": [0-9]*/"num_hidden_layers": 6/; s/"vocab_size": [0-9]*/"vocab_size": 4096/' \
-  $shape/config.json >"$out/wide/config.json"
+  "$shape/config.json" >"$out/wide/config.json"
 wide=(--set "/target/checkpoint=\"random:$out/wide?seed=1\"" --set '/target/layers=[0,1,2,3,4]' --set '/data/max_tokens=2048'
   --set '/data/token_budget=51200' --set '/data/buckets=[2048]' --set '/actors/1/count=1' --set '/queue/slabs_per_device=4'
   --set '/drafter/intermediate_size=256')
@@ -136,18 +96,14 @@ note "memory used (MiB), before and after" "$used_before -> $(used)"
 
 if [ $quick = 0 ] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
-    left=$((530 - SECONDS + begun))
-    [ $left -lt 20 ] && { note "sanitizer-$tool" "left out: no time"; continue; }
-    step "sanitizer-$tool" "$left" compute-sanitizer --tool $tool --error-exitcode 9 "$build/test/golden_target" test/goldens/targets/qwen3 --device cuda:0
+    step "sanitizer-$tool" "$(left)" compute-sanitizer --tool $tool --error-exitcode 9 "$build/test/golden_target" test/goldens/targets/qwen3 --device cuda:0
     tail -n 1 "$out/sanitizer-$tool.log"
   done
 fi
 
 # ---- table ---------------------------------------------------------------------------------------------------------------------------------
 echo
-printf '%s\n' "${table[@]}"
 grep -hE "2048 each|3072 each|ragged" "$out/bench-target.log"
 grep -hE "tokens_per_s" "$out/bench-hf.log" 2>/dev/null
 grep -hE "SIGKILLs|resident" "$out"/consumer-*.log
-printf '%s\n' "${table[@]}" | grep -q FAILED && { echo "FAILED"; exit 1; }
-echo "all passed in $((SECONDS - begun)) s"
+finish
