@@ -219,6 +219,7 @@ static void values(void **state)
     edit_fails("[1,2,3]", "[1,1]", "is 1 after 1");
     edit_fails("\"gsm\"", "\"g/sm\"", "/run/name: is \"g/sm\"; a letter or digit");
     edit_fails("\"gsm\"", "\"\"", "is empty");
+    edit_fails("\"gsm\"", "\"n234567890123456789012345678901234567890123456789\"", "/run/name: is \"n234");
     edit_fails("\"kind\": \"target\"", "\"kind\": \"trgt\"",
                "is \"trgt\"; one of \"feeder\", \"target\", \"drafter\", \"keeper\" is wanted");
     edit_fails("\"device\": \"cpu\", \"count\": 2}, ", "\"device\": \"gpu:0\"}, ", "/actors/1/device: is \"gpu:0\"; \"cpu\", \"cuda:N\"");
