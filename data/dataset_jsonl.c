@@ -186,7 +186,8 @@ static int judge_head(struct reader *r, FILE *f, struct mr_err *err)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: this is %s", r->path, kind);
     if (n > 8 && head[8] == '{' && !memcmp(head + 4, "\0\0\0", 4)) /* a header of less than 4 GiB */
         return mr_err_set(err, MR_EXIT_CONFIG,
-                          "%s: this is a safetensors file, packed already: its name must end with .safetensors; JSON lines are wanted here",
+                          "%s: this is a safetensors file; JSON lines are wanted here (what pack has written is used as it is, under a name "
+                          "that ends with .safetensors)",
                           r->path);
     if (n == 0)
         return mr_err_set(err, MR_EXIT_CONFIG, "%s: the file is empty; JSON lines are wanted", r->path);
