@@ -1,4 +1,5 @@
 /* millrace: the command line.  Exit codes are those of base/err.h; docs/design.md section 9 has the whole of it. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,6 +51,26 @@ static int unknown(const char *name)
     return MR_EXIT_CONFIG;
 }
 
+/* An answer that nobody got is no success.  A run is more than its lines: it goes on without them, and so does its exit code. */
+static int answered(int rc)
+{
+    if (rc || (!fflush(stdout) && !ferror(stdout)))
+        return rc;
+    fprintf(stderr, "millrace: standard output cannot be written: %s\n", strerror(errno ? errno : EIO));
+    return MR_EXIT_ENV;
+}
+
+static int perform(int argc, char **argv)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(argv[1], command[i].name) == 0) {
+            int rc = command[i].fn(argc - 1, argv + 1);
+
+            return command[i].fn == mr_cmd_run ? rc : answered(rc);
+        }
+    return unknown(argv[1]);
+}
+
 int main(int argc, char **argv)
 {
     mr_log_init("millrace", MR_LOG_INFO);
@@ -59,14 +80,11 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         help();
-        return 0;
+        return answered(0);
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("millrace %s\n", MR_VERSION);
-        return 0;
+        return answered(0);
     }
-    for (int i = 0; i < COMMANDS; i++)
-        if (strcmp(argv[1], command[i].name) == 0)
-            return command[i].fn(argc - 1, argv + 1);
-    return unknown(argv[1]);
+    return perform(argc, argv);
 }

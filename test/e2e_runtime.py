@@ -964,6 +964,10 @@ def case_usage():
     for args in (["--help"], ["--version"], ["run", "--help"], ["status", "-h"], ["eval", "--help"], ["export", "--help"], ["clean"], ["doctor"]):
         r = run(*args)
         need(r.returncode == 0 and r.stdout, f"{args}: {r}")
+    with open("/dev/full", "w", encoding="utf-8") as full:          # what cannot be written was not done
+        for args in (["doctor"], ["--version"], ["status", "--help"]):
+            c = subprocess.run([MILLRACE, *args], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            need(c.returncode == 3 and "standard output" in c.stderr, f"{args} to a full disk: {c}")
 
 
 def refused(r, code, *words, command="check", args=()):
