@@ -364,13 +364,14 @@ def case_points_nccl():
 
 def names(r, who):
     """Warnings that say that `who` was not there: of others, with its name, or of the supervisor, under its name."""
-    words = re.compile(r"stopped|not there|not come|missing|late|wait")
+    words = re.compile(r"stopped|not there|not come|missing|late")
     return [f"{e['actor']}: {e['msg']}" for e in r.log() if e["level"] in ("warn", "error") and
             (who in e["msg"] and words.search(e["msg"]) or e["actor"] == who and "killing it" in e["msg"])]
 
 
 def hung(reduce, faults):
-    """A rank is stopped inside or beside the sum for longer than restart.hang_s: it is replaced, the run completes, and the log names it."""
+    """A rank is stopped inside or beside the sum for longer than restart.hang_s: it is replaced, its peer lives (a real library may hold it, and
+    then it leaves too), the run completes, and the log names who was not there."""
     steps, hang_s = 12, real(5, 4 * e2e.SLOW)
     want = undisturbed("calm", steps, reduce=reduce)
     for fault in faults:
@@ -391,6 +392,7 @@ def hung(reduce, faults):
             need(lines, f"{fault}: no line names {who}:\n{r.text()[-3000:]}")
             need(len(r.deaths(who)) == 1, f"{fault}: {who} died {len(r.deaths(who))} times: {r.deaths(who)}")
             need(not r.deaths("target/0") and not r.deaths("target/1"), f"a target died: {r.deaths('target/0')}, {r.deaths('target/1')}")
+            need(not r.deaths(peer) or not e2e_gpu.FAKE, f"{fault}: {peer}, which only waited, died: {r.deaths(peer)}")
             died = next(e["t"] for e in r.log() if e["actor"] == who and re.search(DEATH, e["msg"]))
             goes_on = commits.next_after(died + PENDING_S)
             took, fate = goes_on - at if goes_on else float("inf"), "died too" if r.deaths(peer) else "lived"
