@@ -66,7 +66,11 @@ void mr_jsonl_truncate(struct mr_jsonl *j, uint64_t bytes)
 
 int mr_jsonl_sync(struct mr_jsonl *j)
 {
-    return fdatasync(j->fd) ? -errno : 0;
+    struct stat st;
+
+    if (fdatasync(j->fd) || fstat(j->fd, &st))
+        return -errno;
+    return st.st_nlink == 0 ? -ENOLINK : 0; /* it has no name: nobody will ever find what we wrote */
 }
 
 /* The directory entry of `path` on disk. */

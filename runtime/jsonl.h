@@ -20,7 +20,7 @@ void mr_jsonl_close(struct mr_jsonl *j);
 int mr_jsonl_append(struct mr_jsonl *j, const char *line, size_t n);
 /* Takes back lines appended after the file was `bytes` long. */
 void mr_jsonl_truncate(struct mr_jsonl *j, uint64_t bytes);
-int mr_jsonl_sync(struct mr_jsonl *j); /* fdatasync: 0 or a negative errno */
+int mr_jsonl_sync(struct mr_jsonl *j); /* fdatasync: 0 or a negative errno; -ENOLINK: somebody has removed the file */
 
 /* Keeps the lines of steps < n_steps, atomically (a new file, fsync, rename), and calls fn for every whole line, kept or not.  A torn last
  * line is dropped.  The kept lines must be those of steps 0 .. n_steps - 1, in order, unless `lax`.  A missing file is an empty one. */

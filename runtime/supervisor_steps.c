@@ -152,6 +152,24 @@ static void write_ledger(struct mr_sup *sup)
         disk_trouble(sup, "ledger.jsonl", r);
 }
 
+/* Both files are on disk, and still there. */
+static int sync_lines(struct mr_sup *sup)
+{
+    const char *name = "metrics/steps.jsonl";
+    int r = mr_jsonl_sync(&sup->steps);
+
+    if (r == 0) {
+        name = "ledger.jsonl";
+        r = mr_jsonl_sync(&sup->ledger);
+    }
+    if (r == -ENOLINK)
+        mr_sup_fail(sup, MR_EXIT_FAILED, "failed",
+                    "%s/%s was removed while the run wrote it: its lines are lost, and no checkpoint can be resumed without them; "
+                    "start again, with a new run.dir",
+                    sup->o->dir->path, name);
+    return r;
+}
+
 /* Checkpoint N is complete: make it `latest`, once the ledger has all lines < N. */
 static void publish_checkpoint(struct mr_sup *sup)
 {
@@ -162,9 +180,9 @@ static void publish_checkpoint(struct mr_sup *sup)
 
     if (mr_pw_state(word) != MR_CKPT_IDLE || n <= mr_ld(&hdr->ckpt_latest) || mr_ld(&hdr->ledger_done) < n)
         return;
-    r = mr_jsonl_sync(&sup->steps);
-    if (r == 0)
-        r = mr_jsonl_sync(&sup->ledger);
+    r = sync_lines(sup);
+    if (r == -ENOLINK)
+        return;
     if (r == 0) {
         MR_POINT("sup.ledger.synced");
         r = mr_rundir_set_latest(sup->o->dir, n);

@@ -425,6 +425,19 @@ def case_disk_full():
         r.close()
 
 
+def case_ledger_removed():
+    """A ledger that loses its name while the run writes it: the run fails, instead of completing without one."""
+    r = Run("unlinked", rows=1600)
+    try:
+        r.start()
+        r.reach(3, 30)
+        os.unlink(os.path.join(r.dir, "ledger.jsonl"))
+        need(r.wait(60) == 1 and "ledger.jsonl was removed" in r.text(), r.text()[-2000:])
+        need(not r.shm(), f"left in /dev/shm: {r.shm()}")
+    finally:
+        r.close()
+
+
 def case_resume_ahead():
     """Drafters may commit microbatches ahead of the plan.  Such a ledger resumes exactly, and with too few slabs it is refused with the arithmetic."""
     whole = Run("ahead-a", rows=400, train={"epochs": 1})
