@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """The step of `millrace-actor bench-drafter` written with PyTorch, for comparison: the same model, shapes and number of labels.
 
-bf16 weights and activations, compiled layers, flex attention with a block mask (context before the anchor, own block), cross entropy over
-chunks of rows whose gradient is computed with it, fp32 masters and moments in a fused AdamW, gradient clipping.
-First each layer compiled by itself (one compilation for all), then, while there is time, all layers together.  Operations are counted, and times
-taken, as bench-drafter does (torch_times.py): sustained, and short after a rest; lines are printed as they are measured.
+bf16 weights and activations, flex attention with a block mask (context before the anchor, own block), cross entropy over chunks of rows whose
+gradient is computed with it, fp32 masters and moments in a fused AdamW, gradient clipping.  --compile says what is compiled, one after the other:
+  attention   flex attention and the cross entropy, all else eager: the usual form, and the one that others are compared with
+  layers      each layer as a whole, too (one compilation for all)
+Operations are counted, and times taken, as bench-drafter does (torch_times.py): sustained, and short after a rest; lines are printed as they
+are measured, and once more at the end.
 
-usage: bench_torch_drafter.py --config DIR [--layers 5] [--block 16] [--anchors 512] [--tokens 3072] [--limit 140] [--compile layers,whole]
+usage: bench_torch_drafter.py --config DIR [--layers 5] [--block 16] [--anchors 512] [--tokens 3072] [--limit 140] [--compile attention,layers]
                               [--device cuda] [--runs 10] [--seconds 3] [--rounds 5] [--rest 0.5]
---limit: seconds from the start after which no further compilation is begun.  Needs torch and a GPU.  --device cpu, with a dense mask and nothing
-compiled, is for trying it out; --check there compares the loss and gradients of this step with those of plain autograd.
+--limit: seconds from the start after which no further compilation is begun.  Needs torch and a GPU.  --device cpu, with a dense mask and, unless
+--compile is given, nothing compiled, is for trying it out; --check there compares the loss and gradients of this step with those of plain
+autograd.
 """
 import argparse
 import json
@@ -37,6 +40,15 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat((-b, a), -1) * sin
 
 
+def attention(q, k, v, mask):
+    if isinstance(mask, torch.Tensor):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+
+
+attend = attention                                                     # or the compiled one
+
+
 class Layer(torch.nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -58,11 +70,7 @@ class Layer(torch.nn.Module):
         k, v = kv.view(-1, 2, self.kv, self.hd).unbind(1)
         q = rotate(norm(q, self.qn, self.eps), cos_q, sin_q).transpose(0, 1)[None]
         k = rotate(norm(k, self.kn, self.eps), cos_k, sin_k).transpose(0, 1)[None]
-        v = v.transpose(0, 1)[None]
-        if isinstance(mask, torch.Tensor):
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        else:
-            o = flex_attention(q, k, v.contiguous(), block_mask=mask, enable_gqa=True)
+        o = attend(q, k, v.transpose(0, 1)[None].contiguous(), mask)
         x = x + F.linear(o[0].transpose(0, 1).reshape(x.shape[0], -1), self.o)
         g, u = F.linear(norm(x, self.ln2, self.eps), self.gu).chunk(2, -1)
         return x + F.linear(F.silu(g) * u, self.down)
@@ -148,7 +156,6 @@ class Bench:
         self.params = list(self.model.parameters())
         self.masters = [torch.nn.Parameter(x.detach().float()) for x in self.params]
         self.opt = torch.optim.AdamW(self.masters, lr=6e-4, weight_decay=0.0, fused=True)
-        self.forward = self.model
 
     def make_mask(self, S, B):
         anchor, R = self.anchor, self.R
@@ -164,17 +171,17 @@ class Bench:
         return mask
 
     def compile(self, how):
-        if how == "layers":
-            for layer in self.model.layers:
+        global attend
+        attend = torch.compile(attention, dynamic=False) if how == "attention" else attention
+        for layer in self.model.layers:
+            if how == "layers":
                 layer.compile(dynamic=False)
-        else:
-            for layer in self.model.layers:
+            else:
                 layer._compiled_call_impl = None
-            self.forward = torch.compile(self.model, dynamic=False)
 
     def loss(self):
         x = F.embedding(self.block_ids.view(-1), self.embed)
-        out = self.forward(x, self.features, self.tables, self.mask)
+        out = self.model(x, self.features, self.tables, self.mask)
         return ChunkedCE.apply(out[self.pick], self.head, self.label, self.weight)
 
     def step(self):
@@ -199,23 +206,29 @@ class Bench:
 
 
 def report(b, how):
+    """Prints; one line of it comes again at the end."""
     at = time.perf_counter()
     first = float(b.step())
     torch_times.wait()
     compiled = time.perf_counter() - at
+    print(f"torch {torch.__version__}, compiled: {how}, in {compiled:.0f} s", flush=True)
     if DEVICE != "cpu":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     t = torch_times.measure(b.step, b.a)
-    flop = b.flop()
-    print(f"torch {torch.__version__}, {how} compiled in {compiled:.0f} s; {flop * 1e-12:.1f} TFLOP a step, loss {first:.3f} -> {float(b.step()):.3f}")
+    flop, memory = b.flop(), ""
+    print(f"  {flop * 1e-12:.1f} TFLOP a step, loss {first:.3f} -> {float(b.step()):.3f}")
     for way, what in (("sustained", f"{t['runs']} steps, fastest {t['fastest'] * 1e3:.2f} ms"),
                       ("short", f"{b.a.rounds} times {b.a.burst} steps after {b.a.rest} s of rest"), ("queued", f"{b.a.runs} steps, one wait")):
         print(f"  torch {way:9s} ({how}): step {t[way] * 1e3:.2f} ms, {flop / t[way] * 1e-12:.1f} TFLOP/s   ({what})")
     if DEVICE != "cpu":
         free, total = torch.cuda.mem_get_info()
+        memory = f", peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB allocated"
         print(f"  peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB allocated, {torch.cuda.max_memory_reserved() / 2**30:.1f} reserved, "
               f"{(total - free) / 2**30:.1f} in use on the device")
     print(f"  after {time.perf_counter() - BEGIN:.0f} s", flush=True)
+    return f"PyTorch, compiled: {how:9s} " + ", ".join(f"{way} {t[way] * 1e3:.2f} ms = {flop / t[way] * 1e-12:.1f} TFLOP/s"
+                                                         for way in ("sustained", "short")) + memory
 
 
 def check(b):
@@ -242,30 +255,31 @@ def main():
     for name, default in (("layers", 5), ("block", 16), ("anchors", 512), ("tokens", 3072)):
         p.add_argument("--" + name, type=int, default=default)
     p.add_argument("--limit", type=float, default=140.0)
-    p.add_argument("--compile", default="layers,whole")
+    p.add_argument("--compile", help="attention, layers, none; several with commas (default: attention,layers; on cpu none)")
     p.add_argument("--device", default="cuda")
     p.add_argument("--check", action="store_true")
     torch_times.add_arguments(p)
     a = p.parse_args()
     DEVICE = a.device
+    kinds = (a.compile or ("none" if DEVICE == "cpu" else "attention,layers")).split(",")
+    if set(kinds) - {"attention", "layers", "none"}:
+        p.error(f"--compile {a.compile}: attention, layers and none are known")
     with open(os.path.join(a.config, "config.json"), encoding="utf-8") as f:
         b = Bench(json.load(f), a)
     torch_times.wait()
     print(f"ready after {time.perf_counter() - BEGIN:.0f} s", flush=True)
     if a.check:
         check(b)
-    if DEVICE == "cpu":
-        report(b, "not")
-        return
-    took = 0.0
-    for how in a.compile.split(","):
+    took, lines = 0.0, []
+    for how in kinds:
         at = time.perf_counter()
         if took * 2 > a.limit - (at - BEGIN):
             print(f"{how}: left out, no time", flush=True)
             continue
         b.compile(how)
-        report(b, how)
+        lines.append(report(b, how))
         took = time.perf_counter() - at
+    print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":
