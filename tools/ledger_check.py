@@ -95,7 +95,13 @@ def read_json(run, name):
     if not os.path.exists(path):
         return {}
     with open(path, encoding="utf-8") as f:
-        return json.load(f)
+        try:
+            value = json.load(f)
+        except ValueError as e:
+            sys.exit(f"{path}: not JSON: {e}")
+    if not isinstance(value, dict):
+        sys.exit(f"{path}: is no JSON object: did another tool write it?")
+    return value
 
 
 def main(argv):
@@ -135,4 +141,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (KeyError, TypeError, AttributeError) as e:
+        sys.exit(f"{sys.argv[1]}: a file of the run has not the keys or types that millrace writes ({type(e).__name__}: {e})")
