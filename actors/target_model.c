@@ -306,8 +306,7 @@ static int mlp(struct mr_target_model *m, const struct layer *l, int n)
     int H = m->c.hidden_size, I = m->c.intermediate_size;
 
     DO(op->rmsnorm(m->k, n, H, m->h, l->ln2, (float)m->c.rms_eps, m->n, NULL));
-    DO(op->linear(m->k, n, 2 * I, H, m->n, H, l->gu, m->gu, 2 * I, 0));
-    DO(op->swiglu(m->k, n, I, m->gu, at(m, m->gu, (size_t)I), 2 * I, m->m));
+    DO(op->linear_swiglu(m->k, n, I, H, m->n, H, l->gu, m->gu, m->m));
     return op->linear(m->k, n, H, I, m->m, I, l->down, m->h, H, 1);
 }
 

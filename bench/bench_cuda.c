@@ -235,6 +235,18 @@ static int swiglu(struct work *w, const struct entry *e)
     return w->k->op->swiglu(w->k, e->m, I, w->gu, (char *)w->gu + 2 * I, 2 * I, w->m);
 }
 
+static int gate_up(struct work *w, const struct entry *e)
+{
+    return w->k->op->linear_swiglu(w->k, e->m, I, H, w->x, H, w->w, w->gu, w->m);
+}
+
+static int gate_up_two(struct work *w, const struct entry *e)
+{
+    int rc = w->k->op->linear(w->k, e->m, 2 * I, H, w->x, H, w->w, w->gu, 2 * I, 0);
+
+    return rc ? rc : swiglu(w, e);
+}
+
 static int swiglu_bwd(struct work *w, const struct entry *e)
 {
     return w->k->op->swiglu_bwd(w->k, e->m, I, w->gu, (char *)w->gu + 2 * I, 2 * I, w->m, w->big, (char *)w->big + 2 * I, 2 * I);
@@ -265,9 +277,9 @@ static int sumsq(struct work *w, const struct entry *e)
 
 /* ---- a layer of the target, as its model calls it ---- */
 
-enum { STEPS = 10, PRODUCTS = 1 << 1 | 1 << 5 | 1 << 7 | 1 << 9 };
+enum { STEPS = 9, GATE_UP_ALONE = STEPS, PRODUCTS = 1 << 1 | 1 << 5 | 1 << 8 | 1 << GATE_UP_ALONE };
 static const char *const step_name[STEPS] = {"rmsnorm", "qkv", "q norm + rope", "k norm + rope", "attention",
-                                             "o", "rmsnorm", "gate+up", "swiglu", "down"};
+                                             "o", "rmsnorm", "gate+up and swiglu", "down"};
 
 static int step(struct work *w, int i)
 {
@@ -282,18 +294,18 @@ static int step(struct work *w, int i)
     case 3: return op->head_norm_rope(w->k, T, KV, HD, kx, QKV, w->w, 1e-6f, w->pos, w->cs, NULL, NULL);
     case 4: return op->attn_causal(w->k, T / LEN, w->cu, w->host_cu, NH, KV, HD, q, QKV, kx, v, QKV, w->o, NH * HD);
     case 5: return op->linear(w->k, T, H, H, w->o, H, w->w, w->x, H, 1);
-    case 7: return op->linear(w->k, T, 2 * I, H, w->z, H, w->w, w->gu, 2 * I, 0);
-    case 8: return op->swiglu(w->k, T, I, w->gu, (char *)w->gu + 2 * I, 2 * I, w->m);
-    default: return op->linear(w->k, T, H, I, w->m, I, w->w, w->x, H, 1);
+    case 7: return op->linear_swiglu(w->k, T, I, H, w->z, H, w->w, w->gu, w->m);
+    case 8: return op->linear(w->k, T, H, I, w->m, I, w->w, w->x, H, 1);
+    default: return op->linear(w->k, T, 2 * I, H, w->z, H, w->w, w->gu, 2 * I, 0);
     }
 }
 
-/* m: set of steps */
+/* m: set of steps, and the product of step 7 without its activation */
 static int layer(struct work *w, const struct entry *e)
 {
     int rc = 0;
 
-    for (int i = 0; i < STEPS && !rc; i++)
+    for (int i = 0; i <= GATE_UP_ALONE && !rc; i++)
         if (e->m >> i & 1)
             rc = step(w, i);
     return rc;
@@ -308,6 +320,8 @@ static const struct entry entries[] = {
     PRODUCT("target qkv", linear, T, QKV, H),
     PRODUCT("target o", linear, T, H, H),
     PRODUCT("target gate+up", linear, T, 2 * I, H),
+    PRODUCT("target gate+up and swiglu", gate_up, T, 2 * I, H),
+    PRODUCT("target gate+up, then swiglu", gate_up_two, T, 2 * I, H),
     PRODUCT("target down", linear, T, H, I),
     CAUSAL("attention 8 x 2048, hd 128", 0, NH, HD, T, LEN),
     CAUSAL("attention 5 x 3072, hd 128", 1, NH, HD, T_LONG, LEN_LONG),

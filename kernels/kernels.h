@@ -77,6 +77,10 @@ struct mr_k_ops {
                        int ldq, const void *kx, const void *v, int ldkv, void *o, int ldo);
     /* m (rows,I) = silu(g) * u; g,u (rows,I; ldgu) */
     int (*swiglu)(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m);
+    /* m (rows,I) = silu(x Wg^T) * (x Wu^T): both products and the activation between them.  x (rows,kk; ldx); W (2I,kk), the rows of Wg
+     * first; gu (rows,2I) is scratch, undefined afterwards; m overlaps none of them.  A backend may do it in one pass, in which gate and up
+     * stay f32, or as linear into gu and swiglu of that (gate and up rounded to act): by shape and device, so the same way every time. */
+    int (*linear_swiglu)(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m);
     /* dst (rows; ldd) = src (rows, cols; lds) */
     int (*copy2d)(struct mr_k *k, int rows, int cols, const void *src, int lds, void *dst, int ldd);
     /* dst (n, cols) = src[idx[i]] (rows of cols; lds) and its inverse dst[idx[i]] += src[i] (idx without duplicates) */

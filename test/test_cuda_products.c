@@ -1,4 +1,4 @@
-/* Matrix products and the chunked cross-entropy of the cuda backend against the cpu backend. */
+/* Matrix products, those of an MLP with its activation, and the chunked cross-entropy of the cuda backend against the cpu backend. */
 #include "cuda_ref.h"
 
 #include <errno.h>
@@ -64,6 +64,139 @@ static void test_alignment(void **state)
         ten_check("linear, odd pointers", &y, BF16_RMS, BF16_MAX);
         ten_free(&x), ten_free(&w), ten_free(&y);
     }
+}
+
+/* ---- gate, up and SwiGLU ---- */
+
+/* As two operations there are two more roundings, of gate and of up: 2^-8 of an element each, and an element may be thirty times the rms. */
+#define TWO_RMS 4e-3
+#define TWO_MAX (2.0 * 30.0 / 256.0)
+
+/* rows, I, k, addition to the stride of x, scale of gate and up */
+static const int mlps[][5] = {{1, 8, 8, 0, 1}, {37, 40, 24, 8, 1}, {5, 3, 16, 1, 4}, {70, 192, 64, 0, 1}};
+static const int mlps_large[][5] = {
+    {2049, 1536, 256, 8, 1}, {1024, 3264, 64, 0, 4}, {4400, 960, 320, 0, 1}, {1300, 2304, 128, 0, 40}, {9000, 384, 192, 0, 1},    /* in one kernel */
+    {1000, 3264, 64, 0, 1}, {1024, 768, 256, 0, 1}, {2049, 1600, 256, 0, 1}, {2048, 1536, 200, 0, 1}, {2049, 1536, 64, 4, 1},     /* not */
+};
+
+/* Where it is done in one kernel (Hopper, many rows), nothing is written to the scratch, which was zero. */
+static int one_kernel(const void *gu)
+{
+    uint16_t v[64], any = 0;
+
+    assert_int_equal(gpu->op->d2h(gpu, v, gu, sizeof v), 0);
+    assert_int_equal(gpu->op->sync(gpu), 0);
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++)
+        any |= v[i];
+    if (getenv("MR_TEST_VERBOSE"))
+        printf("  %s:\n", any ? "product, then SwiGLU" : "one kernel");
+    return !any;
+}
+
+static void mlp_case(const int s[5])
+{
+    int rows = s[0], I = s[1], kk = s[2], ldx = kk + s[3], one;
+    size_t n = (size_t)(rows + 3) * I;                     /* three rows that must not be written */
+    struct ten x = ten_rnd((size_t)rows * ldx, 1, 1, 1.0), w = ten_rnd((size_t)2 * I * kk, 1, 2, s[4] / sqrt(kk));
+    struct ten m = ten_new(n, 1), again = ten_new(n, 1);
+    void *gu = gpu->op->alloc(gpu, (size_t)rows * 2 * I * 2 + 128);
+    float *cpu_gu = malloc((size_t)rows * 2 * I * sizeof *cpu_gu);
+
+    assert_true(gu && cpu_gu);
+    BOTH(gpu->op->linear_swiglu(gpu, rows, I, kk, x.g, ldx, w.g, gu, m.g),
+         cpu->op->linear_swiglu(cpu, rows, I, kk, x.c, ldx, w.c, cpu_gu, m.c));
+    one = one_kernel(gu);
+    ten_check("linear_swiglu", &m, one ? BF16_RMS : TWO_RMS, one ? BF16_MAX : TWO_MAX);
+    assert_int_equal(gpu->op->linear_swiglu(gpu, rows, I, kk, x.g, ldx, w.g, gu, again.g), 0);
+    ten_same("linear_swiglu", &m, &again);
+    gpu->op->release(gpu, gu), free(cpu_gu);
+    ten_free(&x), ten_free(&w), ten_free(&m), ten_free(&again);
+}
+
+static void test_mlp(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof mlps / sizeof *mlps; i++)
+        mlp_case(mlps[i]);
+    for (size_t i = 0; i < sizeof mlps_large / sizeof *mlps_large && test_large(); i++)
+        mlp_case(mlps_large[i]);
+    assert_int_equal(gpu->op->linear_swiglu(gpu, 0, 8, 8, NULL, 8, NULL, NULL, NULL), 0);
+    assert_int_equal(gpu->op->linear_swiglu(gpu, 8, 8, 0, NULL, 8, NULL, NULL, NULL), -EINVAL);
+    assert_int_equal(gpu->op->linear_swiglu(gpu, 8, 8, 8, NULL, 4, NULL, NULL, NULL), -EINVAL);
+}
+
+enum { BIG_T = 16384, BIG_I = 12288, BIG_K = 4096 };      /* an MLP of Qwen3-8B */
+
+struct big {
+    struct ten x, w;
+    void *gu, *m, *again;                                  /* (T, 2 I), (T + 1, I) */
+};
+
+/* Every 37th row and the last against the cpu backend. */
+static void big_check(struct big *b, int rows, int one)
+{
+    int n = (rows - 1) / 37 + 2;
+    struct ten some = ten_new((size_t)n * BIG_I, 1);
+    float *x = malloc((size_t)n * BIG_K * sizeof *x), *gu = malloc((size_t)n * 2 * BIG_I * sizeof *gu);
+    int32_t *at = malloc((size_t)n * sizeof *at), *dev;
+
+    assert_true(x && gu && at);
+    for (int i = 0; i < n; i++) {
+        at[i] = i < n - 1 ? i * 37 : rows - 1;
+        memcpy(x + (size_t)i * BIG_K, b->x.c + (size_t)at[i] * BIG_K, BIG_K * sizeof *x);
+    }
+    dev = dev_i32(at, (size_t)n);
+    BOTH(gpu->op->gather(gpu, n, BIG_I, b->m, BIG_I, dev, some.g),
+         cpu->op->linear_swiglu(cpu, n, BIG_I, BIG_K, x, BIG_K, b->w.c, gu, some.c));
+    ten_check("linear_swiglu, sampled", &some, one ? BF16_RMS : TWO_RMS, one ? BF16_MAX : TWO_MAX);
+    gpu->op->release(gpu, dev);
+    free(x), free(gu), free(at);
+    ten_free(&some);
+}
+
+/* The same bits four times, and nothing behind the last row. */
+static void big_repeat(struct big *b, int rows)
+{
+    size_t row = (size_t)BIG_I * 2, bytes = (size_t)(rows + 1) * row;
+    unsigned char *first = malloc(bytes), *then = malloc(bytes);
+
+    assert_true(first && then);
+    assert_int_equal(gpu->op->d2h(gpu, first, b->m, bytes), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(gpu->op->zero(gpu, b->again, bytes), 0);
+        assert_int_equal(gpu->op->linear_swiglu(gpu, rows, BIG_I, BIG_K, b->x.g, BIG_K, b->w.g, b->gu, b->again), 0);
+        assert_int_equal(gpu->op->d2h(gpu, then, b->again, bytes), 0);
+        assert_int_equal(gpu->op->sync(gpu), 0);
+        if (memcmp(first, then, bytes) != 0)
+            fail_msg("linear_swiglu of %d rows: two runs with the same inputs differ", rows);
+    }
+    for (size_t i = 0; i < row; i++)
+        if (first[(size_t)rows * row + i])
+            fail_msg("linear_swiglu of %d rows wrote behind the last one", rows);
+    free(first), free(then);
+}
+
+static void test_mlp_big(void **state)
+{
+    static const int rows[] = {1000, 1024, 2049, BIG_T};
+    struct big b = {0};
+
+    (void)state;
+    if (!test_large())
+        return;
+    b.x = ten_rnd((size_t)BIG_T * BIG_K, 1, 1, 1.0), b.w = ten_rnd((size_t)2 * BIG_I * BIG_K, 1, 2, 0.02);
+    b.gu = gpu->op->alloc(gpu, (size_t)BIG_T * 2 * BIG_I * 2);
+    b.m = gpu->op->alloc(gpu, (size_t)(BIG_T + 1) * BIG_I * 2), b.again = gpu->op->alloc(gpu, (size_t)(BIG_T + 1) * BIG_I * 2);
+    assert_true(b.gu && b.m && b.again);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(gpu->op->zero(gpu, b.gu, 128), 0);
+        assert_int_equal(gpu->op->zero(gpu, b.m, (size_t)(rows[i] + 1) * BIG_I * 2), 0);
+        assert_int_equal(gpu->op->linear_swiglu(gpu, rows[i], BIG_I, BIG_K, b.x.g, BIG_K, b.w.g, b.gu, b.m), 0);
+        big_check(&b, rows[i], one_kernel(b.gu));
+        big_repeat(&b, rows[i]);
+    }
+    gpu->op->release(gpu, b.gu), gpu->op->release(gpu, b.m), gpu->op->release(gpu, b.again);
+    ten_free(&b.x), ten_free(&b.w);
 }
 
 /* ---- loss ---- */
@@ -147,6 +280,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_mlp),
+        cmocka_unit_test(test_mlp_big),
         cmocka_unit_test(test_ce),
         cmocka_unit_test(test_ce_large),
     };

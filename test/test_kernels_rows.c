@@ -338,6 +338,24 @@ static void test_swiglu(void **state)
     }
 }
 
+/* Product and activation in one call: the bits of the two calls. */
+static void test_linear_swiglu(void **state)
+{
+    enum { ROWS = 7, I = 13, K = 29, LD = K + 2 };
+
+    (void)state;
+    EACH_ISA(k) {
+        float *x = f_rnd((size_t)ROWS * LD, 31, 1.0), *w = f_rnd((size_t)2 * I * K, 32, 1.0), *gu = f_new((size_t)ROWS * 2 * I);
+        float *m = f_new((size_t)ROWS * I), *want = f_new((size_t)ROWS * I);
+
+        assert_int_equal(k->op->linear(k, ROWS, 2 * I, K, x, LD, w, gu, 2 * I, 0), 0);
+        assert_int_equal(k->op->swiglu(k, ROWS, I, gu, gu + I, 2 * I, want), 0);
+        assert_int_equal(k->op->linear_swiglu(k, ROWS, I, K, x, LD, w, gu, m), 0);
+        assert_memory_equal(m, want, sizeof(float) * ROWS * I);
+        free(x), free(w), free(gu), free(m), free(want);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -346,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_head_norm_rope),
         cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_linear_swiglu),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -84,6 +84,7 @@ static const struct mr_k_ops cpu_ops = {
     .head_norm_rope = mr_kc_head_norm_rope,
     .attn_causal = mr_kc_attn_causal,
     .swiglu = mr_kc_swiglu,
+    .linear_swiglu = mr_kc_linear_swiglu,
     .copy2d = mr_kc_copy2d,
     .gather = mr_kc_gather,
     .scatter_add = mr_kc_scatter_add,

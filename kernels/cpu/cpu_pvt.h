@@ -53,6 +53,7 @@ int mr_kc_rmsnorm(struct mr_k *k, int rows, int H, const void *x, const void *w,
 int mr_kc_add_rmsnorm(struct mr_k *k, int rows, int H, void *x, const void *d, const void *w, float eps, void *y, float *rstd);
 int mr_kc_head_norm_rope(struct mr_k *k, int rows, int nh, int hd, void *x, int ldx, const void *w, float eps, const int32_t *pos,
                          const float *cs, void *pre, float *rstd);
+int mr_kc_linear_swiglu(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m);
 int mr_kc_swiglu(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m);
 int mr_kc_copy2d(struct mr_k *k, int rows, int cols, const void *src, int lds, void *dst, int ldd);
 int mr_kc_gather(struct mr_k *k, int n, int cols, const void *src, int lds, const int32_t *idx, void *dst);

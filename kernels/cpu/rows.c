@@ -88,6 +88,13 @@ int mr_kc_head_norm_rope_bwd(struct mr_k *k, int rows, int nh, int hd, void *dx,
     return 0;
 }
 
+int mr_kc_linear_swiglu(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m)
+{
+    int e = mr_kc_linear(k, rows, 2 * I, kk, x, ldx, W, gu, 2 * I, 0);
+
+    return e ? e : mr_kc_swiglu(k, rows, I, gu, (const float *)gu + I, 2 * I, m);
+}
+
 int mr_kc_swiglu(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m)
 {
     mr_kc(k)->isa->swiglu(rows, I, g, u, ldgu, m);

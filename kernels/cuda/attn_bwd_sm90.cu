@@ -411,7 +411,7 @@ static int maps_of(struct mr_cuda *c, const struct attn_args *a, int q_rows, int
     if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || !mr_cuda_aligned16(a->dq) || c_rows == 0)
         return -ENOTSUP;
     for (const auto &x : t)
-        if (mr_cuda_tensor_map(c, x.map, x.p, x.rows, x.cols, x.ld, x.box))
+        if (mr_cuda_tensor_map(c, x.map, x.p, x.rows, x.cols, x.ld, x.box, 64))
             return -ENOTSUP;
     return 0;
 }

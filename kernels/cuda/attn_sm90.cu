@@ -239,36 +239,13 @@ __global__ void __launch_bounds__(SM90_THREADS, 1) attn_sm90(const __grid_consta
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                              CUtensorMapFloatOOBfill);
-
-int mr_cuda_tensor_map(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld, int box_rows)
-{
-    const cuuint64_t dim[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)ld * sizeof(bf16)};
-    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, step[2] = {1, 1};
-    CUresult r = ((encode_fn)c->encode_tiled)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)p, dim, stride, box, step,
-                                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-
-    return r == CUDA_SUCCESS ? 0 : -EINVAL;
-}
-
 /* Leaves c->encode_tiled NULL where these kernels do not run. */
 int mr_cuda_attn_sm90_init(struct mr_cuda *c)
 {
     const cudaFuncAttribute max = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    cudaDriverEntryPointQueryResult found;
-    void *fn = NULL;
 
-    if (c->cc != 90)
+    if (c->cc != 90 || mr_cuda_tensor_open(c))
         return 0;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    c->encode_tiled = fn;
     mr_cuda_check(c, cudaFuncSetAttribute(attn_sm90<64>, max, (int)layout<64>::bytes), "attention set-up");
     return mr_cuda_check(c, cudaFuncSetAttribute(attn_sm90<128>, max, (int)layout<128>::bytes), "attention set-up");
 }
@@ -280,11 +257,11 @@ int mr_cuda_attn_sm90(struct mr_cuda *c, const struct attn_args *a, const struct
 
     if (!c->encode_tiled || (a->hd != 64 && a->hd != 128) || a->ldo % 8 || !mr_cuda_aligned16(a->o))
         return -ENOTSUP;
-    if (mr_cuda_tensor_map(c, &m.q, a->q, q_rows, a->nh * a->hd, a->ldq, 128) ||
-        mr_cuda_tensor_map(c, &m.ck, a->ck, c_rows, cols, a->ldc, 128) || mr_cuda_tensor_map(c, &m.cv, a->cv, c_rows, cols, a->ldc, 128))
+    if (mr_cuda_tensor_map(c, &m.q, a->q, q_rows, a->nh * a->hd, a->ldq, 128, 64) ||
+        mr_cuda_tensor_map(c, &m.ck, a->ck, c_rows, cols, a->ldc, 128, 64) || mr_cuda_tensor_map(c, &m.cv, a->cv, c_rows, cols, a->ldc, 128, 64))
         return -ENOTSUP;
-    if (a->B && (mr_cuda_tensor_map(c, &m.bk, a->bk, q_rows, cols, a->ldb, 128) ||
-                 mr_cuda_tensor_map(c, &m.bv, a->bv, q_rows, cols, a->ldb, 128)))
+    if (a->B && (mr_cuda_tensor_map(c, &m.bk, a->bk, q_rows, cols, a->ldb, 128, 64) ||
+                 mr_cuda_tensor_map(c, &m.bv, a->bv, q_rows, cols, a->ldb, 128, 64)))
         return -ENOTSUP;
     if (a->hd == 64)
         MR_LAUNCH(attn_sm90<64>, grid, SM90_THREADS, layout<64>::bytes, c->stream, *a, m, p->tile, n_work);

@@ -12,9 +12,6 @@ enum {
     COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232       /* of 65536: 128 * (40 + 2 * 232) */
 };
 
-/* The tensor map of a (rows, cols; ld) tensor of bf16, in boxes of box_rows rows and 64 columns.  0, or -EINVAL. */
-int mr_cuda_tensor_map(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld, int box_rows);
-
 /* Bytes of a tile of ROWS rows, and of one of its panels. */
 template <int D, int ROWS>
 constexpr uint32_t tile_bytes = ROWS * D * 2;

@@ -150,6 +150,7 @@ static const struct mr_k_ops *cuda_ops(void)
         .head_norm_rope = mr_cuda_head_norm_rope,
         .attn_causal = mr_cuda_attn_causal,
         .swiglu = mr_cuda_swiglu,
+        .linear_swiglu = mr_cuda_linear_swiglu,
         .copy2d = mr_cuda_copy2d,
         .gather = mr_cuda_gather,
         .scatter_add = mr_cuda_scatter_add,

@@ -50,7 +50,8 @@ struct mr_cuda {
     double *host_sum;                  /* pinned, one double */
     struct mr_cuda_gemms *gemms;
     struct mr_cuda_plans *plans;
-    void *encode_tiled;                /* cuTensorMapEncodeTiled, where the kernels of attn_sm90.cu run */
+    void *encode_tiled;                /* cuTensorMapEncodeTiled, once asked for, where the kernels of *_sm90.cu run */
+    int mlp_clusters;                  /* clusters of mlp_sm90.cu that are resident at once; 0: not asked yet, -1: it does not run here */
 };
 
 static inline struct mr_cuda *mr_cuda_of(struct mr_k *k)
@@ -89,6 +90,9 @@ int mr_cuda_attn_sm90_init(struct mr_cuda *c);
 /* z (m,n; ldz) f32 = x (m,k; ldx) * W (n,k)^T; and the gradient product with dy (m,n; ldy).  gemm.cu; used by the loss. */
 int mr_cuda_linear_f32(struct mr_cuda *c, int m, int n, int kk, const void *x, int ldx, const void *W, float *z, int ldz);
 
+/* linear_swiglu in one kernel; -ENOTSUP, with nothing done, where that does not run or does not pay.  mlp_sm90.cu. */
+int mr_cuda_mlp_sm90(struct mr_cuda *c, int rows, int I, int kk, const void *x, int ldx, const void *W, void *m);
+
 /* The operations, by file; the table is in context.cu. */
 int mr_cuda_linear(struct mr_k *k, int m, int n, int kk, const void *x, int ldx, const void *W, void *y, int ldy, int acc);
 int mr_cuda_linear_dx(struct mr_k *k, int m, int n, int kk, const void *dy, int ldy, const void *W, void *dx, int ldx, int acc);
@@ -103,6 +107,7 @@ int mr_cuda_head_norm_rope(struct mr_k *k, int rows, int nh, int hd, void *x, in
                            const float *cs, void *pre, float *rstd);
 int mr_cuda_attn_causal(struct mr_k *k, int n_seqs, const int32_t *cu, const int32_t *host_cu, int nh, int kv, int hd, const void *q,
                         int ldq, const void *kx, const void *v, int ldkv, void *o, int ldo);
+int mr_cuda_linear_swiglu(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m);
 int mr_cuda_swiglu(struct mr_k *k, int rows, int I, const void *g, const void *u, int ldgu, void *m);
 int mr_cuda_copy2d(struct mr_k *k, int rows, int cols, const void *src, int lds, void *dst, int ldd);
 int mr_cuda_gather(struct mr_k *k, int n, int cols, const void *src, int lds, const int32_t *idx, void *dst);

@@ -67,6 +67,22 @@ int mr_cuda_swiglu(struct mr_k *k, int rows, int I, const void *g, const void *u
     return mr_cuda_launched(c, "swiglu");
 }
 
+int mr_cuda_linear_swiglu(struct mr_k *k, int rows, int I, int kk, const void *x, int ldx, const void *W, void *gu, void *m)
+{
+    struct mr_cuda *c = mr_cuda_of(k);
+    int e;
+
+    if (c->err)
+        return c->err;
+    if (rows < 0 || I <= 0 || kk <= 0 || ldx < kk)
+        return -EINVAL;
+    e = mr_cuda_mlp_sm90(c, rows, I, kk, x, ldx, W, m);
+    if (e != -ENOTSUP)
+        return e;
+    e = mr_cuda_linear(k, rows, 2 * I, kk, x, ldx, W, gu, 2 * I, 0);
+    return e ? e : mr_cuda_swiglu(k, rows, I, gu, (const bf16 *)gu + I, 2 * I, m);
+}
+
 /* dg = dm*u*silu'(g), du = dm*silu(g) for one element; g and u are replaced by dg and du. */
 __device__ static inline void swiglu_back(float dm, float *g, float *u)
 {

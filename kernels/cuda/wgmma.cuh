@@ -1,4 +1,5 @@
-/* The instructions of Hopper (sm_90a) that the attention kernels use: products of a warp group, bulk tensor copies, their barriers.
+/* The instructions of Hopper (sm_90a) that the kernels of *_sm90.cu use: products of a warp group, bulk tensor copies, their barriers,
+ * clusters of blocks.
  *
  * A product m64nNk16 is issued by a warp group (four warps whose first index is a multiple of four).  B, and A where it is not in
  * registers, are read from shared memory through a descriptor; the f32 result lies in registers as that of mma.sync does: warp w of the
@@ -33,6 +34,17 @@ __device__ static inline void bar_expect(smem_t bar, uint32_t bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
+/* Arrives at the barrier of the same place in block `rank` of the cluster, if `on`.  Nothing that this thread wrote is published by that: for
+ * stages that were only read (products) it need not be.  With .release.cluster it would be, and the compiler makes a full memory barrier of
+ * the device of it (MEMBAR.ALL.GPU): in every k-step, that costs a sixth of a product's rate. */
+__device__ static inline void bar_arrive_at(smem_t bar, uint32_t rank, bool on)
+{
+    asm volatile("{\n.reg .pred p;\n.reg .b32 there;\nsetp.ne.b32 p, %2, 0;\n"
+                 "@p mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "@p mbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+                 : : "r"(bar), "r"(rank), "r"((int)on) : "memory");
+}
+
 /* Waits for the end of the phase of this parity. */
 __device__ static inline void bar_wait(smem_t bar, uint32_t parity)
 {
@@ -55,13 +67,67 @@ __device__ static inline void named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
+__device__ static inline uint32_t cluster_rank(void)
+{
+    uint32_t r;
+
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+/* Every thread of every block of the cluster. */
+__device__ static inline void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" : : : "memory");
+}
+
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* The driver's function that makes tensor maps; 0, or -ENOTSUP where there is none (tensor_map.cu). */
+int mr_cuda_tensor_open(struct mr_cuda *c);
+
+/* The tensor map of a (rows, cols; ld) tensor of bf16, in boxes of box_rows rows and 64 columns ("128-byte swizzle": above) or 32 columns
+ * ("64-byte swizzle": chunk c of row r at c ^ r/2%4).  After mr_cuda_tensor_open.  0, or -EINVAL. */
+int mr_cuda_tensor_map(struct mr_cuda *c, CUtensorMap *map, const void *p, int rows, int cols, int ld, int box_rows, int box_cols);
 
 /* One box of a tensor, from column x and row y, to shared memory; arrives on bar by its bytes.  What lies outside the tensor is zero. */
 __device__ static inline void tensor_load(smem_t dst, const CUtensorMap *map, int x, int y, smem_t bar)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  : : "r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y) : "memory");
+}
+
+/* The same into every block of the cluster that is in `mask` (bit: rank), at the same place there; arrives on the barrier of each. */
+__device__ static inline void tensor_load_all(smem_t dst, const CUtensorMap *map, int x, int y, smem_t bar, uint16_t mask)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+                 : : "r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask) : "memory");
+}
+
+/* One box from shared memory to a tensor; what lies outside the tensor is not written.  What is stored leaves the second-level cache first. */
+__device__ static inline void tensor_store(const CUtensorMap *map, int x, int y, smem_t src)
+{
+    const uint64_t evict_first = 0x12F0000000000000ull;
+
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;"
+                 : : "l"(map), "r"(src), "r"(x), "r"(y), "l"(evict_first) : "memory");
+}
+
+/* Makes what this thread wrote to shared memory visible to stores; a warp: each lane, then __syncwarp, then one lane stores. */
+__device__ static inline void tensor_store_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+__device__ static inline void tensor_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+/* Until this thread's stores have read their shared memory. */
+__device__ static inline void tensor_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
 
 __device__ static inline void tensor_prefetch(const CUtensorMap *map)
@@ -116,8 +182,17 @@ __device__ static inline void wgmma_pin(uint32_t (&a)[N][4])
 #define MR_R32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define MR_R64 MR_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
                       "%59,%60,%61,%62,%63"
+#define MR_R96 MR_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91," \
+                      "%92,%93,%94,%95"
 
 /* c (64 x 8N) = or += A B, both K-major in shared memory; `add` 0 overwrites c. */
+__device__ static inline void wgmma_ss(float (&c)[24][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 " MR_R96 "}, %96, %97, p, 1, 1, 0, 0;\n}"
+                 : MR_C16(c, 0), MR_C16(c, 4), MR_C16(c, 8), MR_C16(c, 12), MR_C16(c, 16), MR_C16(c, 20) : "l"(a), "l"(b), "r"(add));
+}
+
 __device__ static inline void wgmma_ss(float (&c)[16][4], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"

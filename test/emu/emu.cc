@@ -208,6 +208,11 @@ int mr_cuda_attn_dq_sm90(struct mr_cuda *, const struct attn_args *, const struc
     return -ENOTSUP;
 }
 
+int mr_cuda_mlp_sm90(struct mr_cuda *, int, int, int, const void *, int, const void *, void *)
+{
+    return -ENOTSUP;
+}
+
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 void mr_cuda_blas_open(void)
