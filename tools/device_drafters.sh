@@ -52,6 +52,7 @@ fi
 if has kill; then
   for case in kill_one kill_two; do
     MR_KILLS=${MR_KILLS:-25} MR_STEPS=${MR_STEPS:-150} MR_PAUSE=0.05 step "run-$case" 200 python3 test/e2e_gpu_drafters.py "$bin" $case
+    grep -h "until reaped" "$out/run-$case.log"          # where the time of the three slowest restarts went
   done
   step run-kill_keeper 120 python3 test/e2e_gpu_drafters.py "$bin" kill_keeper
 fi
