@@ -305,7 +305,12 @@ static void *open_map(const char *run, const char *suffix, int writable, size_t 
     int fd;
 
     mr_shm_path(path, run, suffix);
-    fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW);
+    fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* a pipe is not waited for */
+    if (fd < 0 && errno == ENOENT) {
+        mr_err_set(err, MR_EXIT_ENV, "run %s: %s is not there: the run is over, or its files were removed from " MR_SHM_DIR
+                   " while it lived (by hand; by systemd-logind at logout, see RemoveIPC in logind.conf)", run, path);
+        return NULL;
+    }
     if (fd < 0) {
         mr_err_set(err, MR_EXIT_ENV, "run %s: cannot open %s: %s; `millrace status` lists the live runs", run, path, strerror(errno));
         return NULL;

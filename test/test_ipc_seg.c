@@ -339,6 +339,31 @@ static int try_dump(const char *run)
     return 1;
 }
 
+/* Its names taken away, or a pipe put there, which must not be waited for. */
+TEST(test_removed)
+{
+    static const char *const kind[] = {"plan", "tok", "ctl"};
+
+    for (int k = 0; k < 3; k++) {
+        struct mr_err err = {0};
+        struct mr_seg s;
+        struct rig r;
+        char path[128];
+
+        rig_make(&r, 1, 1, 2, 3, 1, 5);
+        path_of(path, r.run, kind[k]);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(mr_seg_open(&s, r.run, 0, &err), -1);
+        assert_non_null(strstr(err.msg, "RemoveIPC"));
+        assert_int_equal(mkfifo(path, 0600), 0);
+        err = (struct mr_err){0};
+        assert_int_equal(mr_seg_open(&s, r.run, 0, &err), -1);
+        assert_non_null(strstr(err.msg, "is not a segment"));
+        assert_int_equal(unlink(path), 0);
+        rig_drop(&r);
+    }
+}
+
 TEST(test_truncated)
 {
     static const char *const kind[] = {"ctl", "tok", "plan"};
@@ -430,7 +455,8 @@ int main(void)
         cmocka_unit_test(test_create_open),        cmocka_unit_test(test_bytes_are_exact),   cmocka_unit_test(test_tok_and_plan),
         cmocka_unit_test(test_refused_parameters), cmocka_unit_test(test_name_is_reserved),  cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_owner_alive),        cmocka_unit_test(test_unfinished_creation), cmocka_unit_test(test_creator_killed),
-        cmocka_unit_test(test_each_and_lookalikes), cmocka_unit_test(test_truncated),        cmocka_unit_test(test_every_header_byte),
+        cmocka_unit_test(test_each_and_lookalikes), cmocka_unit_test(test_removed),          cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_every_header_byte),
         cmocka_unit_test(test_random_damage),
     };
 
