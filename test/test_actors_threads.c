@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 
+#include "runtime/rundir.h"
+
 struct actor {
     struct sim *m;
     struct mr_arena_map *map;
@@ -197,6 +199,7 @@ static void drained_feeder_and_targets(void **state)
 static void stop_and_resume(void **state)
 {
     struct spec s = base_spec(2, 2);
+    struct mr_rundir dir = {.lock_fd = -1};
     struct mr_ledger_cut cut;
     struct mr_err err = {0};
     struct sim m;
@@ -216,13 +219,17 @@ static void stop_and_resume(void **state)
     m.line = NULL;
     sim_close(&m);
 
-    /* From a checkpoint before the last one: its later ledger lines and its later checkpoint must both be overtaken. */
+    /* From a checkpoint before the last one: later ledger lines and the later checkpoint must both be overtaken.  The one of an odd step will
+     * not be made again; it goes now, as with --resume: other microbatches may have their turn in that step. */
     kept = halted - 1 - (halted - 1) % 2;
     m.spec.stop_at = 0;
     m.spec.first_step = kept;
     m.end = 0;
     snprintf(path, sizeof(path), "%s/ledger.jsonl", m.dir);
     sim_must(mr_ledger_cut(path, kept, total, &cut, &err), &err);
+    snprintf(dir.path, sizeof(dir.path), "%s", m.dir);
+    if (halted % 2)
+        assert_int_equal(mr_rundir_drop_unpublished(&dir, kept), 1);
     sim_open(&m);
     mr_st(&m.seg.hdr->ckpt, mr_w_place(MR_CKPT_IDLE, kept, 0, 0));
     mr_st(&m.seg.hdr->ledger_done, kept);
