@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(SM90_THREADS, 1) attn_dkv_sm90(const __grid_co
     if (threadIdx.x == 0) {
         for (int i = 0; i < DKV_BARS; i++)
             bar_init(bars + i * 8, i == KV_FULL ? 1 : i < Q_FREE ? 2 : WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        bar_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < GROUP) {
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(SM90_THREADS, 1) attn_dq_sm90(const __grid_con
     if (threadIdx.x == 0) {
         for (int i = 0; i < DQ_BARS; i++)
             bar_init(bars + i * 8, i == QDO_FULL || (i >= K_FULL && i < K_FREE) || (i >= V_FULL && i < V_FREE) ? 1 : WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        bar_init_fence();
     }
     __syncthreads();
     if (threadIdx.x < GROUP) {

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(SM90_THREADS, 1) attn_sm90(const __grid_consta
     if (threadIdx.x == 0) {
         for (int i = 0; i < BARS; i++)                 /* filled by one thread, freed by one lane of each computing warp */
             bar_init(bars + i * 8, i == Q_FULL || (i >= K_FULL && i < K_FREE) || (i >= V_FULL && i < V_FREE) ? 1 : 8);
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        bar_init_fence();
         tensor_prefetch(&m.q), tensor_prefetch(&m.ck), tensor_prefetch(&m.cv);
     }
     __syncthreads();

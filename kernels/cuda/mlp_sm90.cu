@@ -107,9 +107,8 @@ __device__ static inline uint32_t silu_mul(float g0, float g1, float u0, float u
 {
     const float log2e = 1.4426950408889634f;
     const float e0 = 1.0f + exp2_fast(fminf(g0 * -log2e, 60.0f)), e1 = 1.0f + exp2_fast(fminf(g1 * -log2e, 60.0f));
-    float r;
+    const float r = reciprocal_fast(e0 * e1);
 
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(e0 * e1));
     return bf_pack(g0 * u0 * (r * e1), g1 * u1 * (r * e0));
 }
 
@@ -123,8 +122,7 @@ __device__ static inline void put(const float (*g)[4], const float (*u)[4], int 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         v[i] = silu_mul(g[i / 2][i % 2 * 2], g[i / 2][i % 2 * 2 + 1], u[i / 2][i % 2 * 2], u[i / 2][i % 2 * 2 + 1]);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-                 : : "r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    stmatrix(at, v);
 }
 
 /* Writes a warp's rows of the tile: row, col of its first element of m. */
@@ -187,7 +185,7 @@ __global__ void __launch_bounds__(THREADS, 1) mlp_sm90(const __grid_constant__ s
             bar_init(smem + FULL + 8 * i, 1);
             bar_init(smem + FREE + 8 * i, BLOCKS * GROUPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+        bar_init_fence();
         tensor_prefetch(&a.x), tensor_prefetch(&a.w);
     }
     cluster_sync();

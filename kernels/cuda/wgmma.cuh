@@ -23,6 +23,12 @@ __device__ static inline void bar_init(smem_t bar, int arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(arrivals) : "memory");
 }
 
+/* Before the barrier (of the block, or of the cluster) behind which others use what was initialised. */
+__device__ static inline void bar_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
 __device__ static inline void bar_arrive(smem_t bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
@@ -136,6 +142,22 @@ __device__ static inline void tensor_prefetch(const CUtensorMap *map)
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Four 8x8 matrices of bf16, laid out over the warp as C is; lane l gives the address of row l%8 of matrix l/8. */
+__device__ static inline void stmatrix(smem_t p, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" : : "r"(p), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* 1 / x, flushing denormals: one instruction. */
+__device__ static inline float reciprocal_fast(float x)
+{
+    float y;
+
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 /* Descriptor of a tile at `at`, stride 1024 bytes between groups of eight rows, `panel` bytes between panels. */
 __device__ static inline uint64_t desc_of(smem_t at, uint32_t panel)
