@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "actors/drafter_pvt.h"
+#include "actors/turns.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/point.h"
@@ -41,6 +42,7 @@ static int accumulate(struct mr_drafter *d, unsigned step, unsigned idx, const s
     char *slab = mr_arena_base(&d->env->map, d->env->seg, it->arena, it->generation, &err);
 
     d->v.hdr->acc_step = step + 1u;
+    mr_turns_begin(d->env);
     if (!slab || d->eng.accumulate(d->eng.self, b, slab + it->offset, d->v.param[step & 1], d->v.acc, st, &err)) {
         mr_err_prefix(&err, "microbatch %u, step %u", b->pos, step);
         return mr_env_fail(d->env, &err);
@@ -91,6 +93,7 @@ static int draft(struct mr_drafter *d, unsigned step, unsigned place, unsigned i
         return mr_env_lost(e, "place TAKEN to DONE", b.pos, rc);
     MR_POINT("drafter.place.done");
     mr_env_worked(e, t0, 1, (uint64_t)b.n_tokens, st.draft_tokens);
+    mr_turns_unit(e, mr_now_ns() - t0);
     return MR_GO_ON;
 }
 
@@ -167,7 +170,7 @@ int mr_drafter_collect(struct mr_drafter *d, uint64_t word, uint32_t seq)
     unsigned step = mr_sw_step(word);
     enum mr_wait_reason why = MR_WAIT_REPAIR;
     struct mr_held h;
-    int got, rc;
+    int turn, got, rc = MR_GO_ON;
 
     if (!mr_step_places(e->seg, step)) {
         mr_env_wait(e, seq, MR_WAIT_END);
@@ -177,14 +180,15 @@ int mr_drafter_collect(struct mr_drafter *d, uint64_t word, uint32_t seq)
         mr_env_wait(e, seq, MR_WAIT_EPOCH);
         return MR_GO_ON;
     }
-    got = take(d, step, &h, &rc);
-    if (got == 0 || rc != MR_GO_ON)
+    turn = d->next.valid || !mr_turns_taken(e);
+    got = turn ? take(d, step, &h, &rc) : -EAGAIN;
+    if (turn && (got == 0 || rc != MR_GO_ON))
         return rc != MR_GO_ON ? rc : draft(d, step, h.place, h.idx, h.word);
     if (mr_sw_phase(word) == MR_COLLECT && mr_step_try_reduce(e->seg, word, &why) != -EAGAIN) {
         MR_POINT("drafter.reduce.entered");
         return MR_GO_ON;
     }
-    mr_env_wait(e, seq, got == -EAGAIN ? MR_WAIT_READY : why);
+    mr_env_wait(e, seq, !turn ? MR_WAIT_TURN : got == -EAGAIN ? MR_WAIT_READY : why);
     return MR_GO_ON;
 }
 
@@ -200,6 +204,10 @@ int mr_drafter_reduce(struct mr_drafter *d, uint64_t word, uint32_t seq)
         mr_env_wait(e, seq, MR_WAIT_REDUCE);
         return MR_GO_ON;
     }
+    if (d->reduce.collective)
+        mr_turns_end(e);                                       /* it waits for others: a target may compute meanwhile */
+    else
+        mr_turns_begin(e);
     rc = d->reduce.sum(&d->reduce, word, &err);
     if (rc == -ESTALE) {
         mr_env_wait(e, seq, MR_WAIT_PEER);
@@ -312,6 +320,7 @@ int mr_drafter_commit(struct mr_drafter *d, uint64_t word, uint32_t seq)
         mr_env_wait(d->env, seq, MR_WAIT_CKPT);
         return MR_GO_ON;
     }
+    mr_turns_begin(d->env);
     rc = apply(d, step);
     if (rc == MR_GO_ON)
         rc = free_items(d);

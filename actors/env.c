@@ -10,6 +10,7 @@
 
 #include "actors/actors.h"
 #include "actors/backend.h"
+#include "actors/turns.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/point.h"
@@ -35,6 +36,7 @@ void mr_env_init(struct mr_env *e, struct mr_seg *seg, const struct mr_topology 
         .map = {.open_cuda = mr_backend_arena_open, .close_cuda = mr_backend_arena_close},
     };
     mr_st_relaxed(&me->first_claim_ns, 0);   /* metrics */
+    mr_turns_init(e);
 }
 
 void mr_env_close(struct mr_env *e)
@@ -90,6 +92,7 @@ int mr_env_leave(struct mr_env *e, int rc)
 void mr_env_wait(struct mr_env *e, uint32_t seq, enum mr_wait_reason why)
 {
     pass_flags_on(e);
+    mr_turns_end(e);
     mr_arena_close_stale(&e->map, e->seg);                      /* nothing is in flight when an actor parks */
     mr_evc_wait(e->seg, e->evc, seq, MR_PARK_MS, e->me, why);   /* abort and timeout: the caller's loop looks again */
 }

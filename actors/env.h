@@ -18,6 +18,13 @@
 
 enum { MR_GO_ON = -1 };          /* not an exit code: the loop goes on */
 
+struct mr_turns {                /* actors/turns.h */
+    int shared;                  /* the other kind is on this GPU too */
+    int published;               /* since mr_turns_given was asked last */
+    uint64_t unit_ns;            /* what the last unit took, 0 = none yet */
+    uint64_t since_ns;           /* of the wait for a turn, 0 = none */
+};
+
 struct mr_env {
     struct mr_seg *seg;          /* writable; borrowed */
     struct mr_shm_header *hdr;
@@ -29,6 +36,7 @@ struct mr_env {
     unsigned rank;               /* index within the kind */
     int event_fd;                /* eventfd of the supervisor, -1 = none (tests) */
     struct mr_arena_map map;
+    struct mr_turns turn;
     uint64_t main_ns, init_ns;   /* when main was about to be entered, and mr_env_init was: for the log */
 };
 

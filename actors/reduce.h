@@ -18,6 +18,7 @@ struct mr_reduce {
      * step word again; -1 with err.  Blocks for the time of the sum only, never for a peer; nccl: for a peer that lives, up to a deadline. */
     int (*sum)(struct mr_reduce *r, uint64_t word, struct mr_err *err);
     void (*destroy)(struct mr_reduce *r);
+    int collective;              /* sum() waits for the peers' */
     struct mr_k_comm *comm;      /* nccl: the group of collective epoch comm_epoch - 1 */
     uint64_t comm_epoch;
     void *wire;                  /* nccl: (P) bf16 when that is what travels */

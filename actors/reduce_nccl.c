@@ -317,6 +317,7 @@ int mr_reduce_nccl(struct mr_reduce *r, struct mr_err *err)
     if (r->env->inc == 1 && !mr_k_comm_version()) /* a later one does not load the library before it needs it */
         return mr_err_set(err, MR_EXIT_CONFIG, "/train/reduce: is \"nccl\", and this program finds no NCCL; use \"p2p\"");
     r->name = "nccl";
+    r->collective = 1;
     r->sum = sum_nccl;
     r->destroy = destroy;
     if (t->train.bf16_wire)

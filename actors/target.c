@@ -8,18 +8,23 @@
  * one is waited for and published, so the device has work while the host does its part.  Nothing is ever waited for with a microbatch in
  * flight but that microbatch: when no slab or item is to be had, what is in flight is published first.
  *
+ * Where drafters compute on the same GPU it is one microbatch at a time, and in turns with them (turns.h).
+ *
  * A drain leaves between items, so nothing but the slab has to go back.
  */
 #include <errno.h>
 #include <unistd.h>
 
 #include "actors/actors.h"
+#include "actors/turns.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/point.h"
 #include "ipc/atomic.h"
 #include "ipc/item.h"
 #include "ipc/slab.h"
+
+enum { GIVEN_MS = 2 };           /* a wake-up takes less */
 
 struct flight {                  /* a microbatch whose forward has begun */
     unsigned idx;
@@ -52,6 +57,7 @@ static int begin(struct target *t, unsigned idx, uint64_t word)
     *f = (struct flight){.idx = idx, .word = word, .t0_ns = mr_now_ns(), .b = mr_env_batch(e, idx, word), .slab = t->slab,
                          .generation = e->map.at[slab->arena].generation};
     e->seg->items[idx].extractions++;
+    mr_turns_begin(e);
     if (base && t->eng.begin)
         rc = t->eng.begin(t->eng.self, place, &f->b, base + slab->offset, &err);
     else if (base)
@@ -88,6 +94,10 @@ static int publish(struct target *t)
         return mr_env_fail(e, &err);
     }
     MR_POINT("target.forward.done");
+    if (t->n == 1) {
+        mr_turns_unit(e, mr_now_ns() - f->t0_ns);
+        mr_turns_end(e);                             /* before READY, which wakes the drafters */
+    }
     rc = mr_slab_assign(e->seg, (unsigned)f->slab, e->slot, e->inc, f->idx, f->b.pos);
     if (!rc && e->seg->items[f->idx].generation != f->generation)
         rc = -ESTALE;                                /* the keeper was replaced meanwhile: we wrote into memory that is no more */
@@ -129,6 +139,18 @@ static int claim(struct target *t, enum mr_wait_reason *why)
     return begin(t, (unsigned)idx, word);
 }
 
+/* Whether to begin another forward now. */
+static int wants(struct target *t, enum mr_wait_reason *why)
+{
+    struct mr_env *e = t->env;
+
+    if (mr_turns_taken(e)) {
+        *why = MR_WAIT_TURN;
+        return 0;
+    }
+    return t->n < (mr_turns_matter(e) ? 1u : t->depth) && !mr_ld(&e->me->drain);
+}
+
 static int turn(struct target *t)
 {
     struct mr_env *e = t->env;
@@ -138,7 +160,11 @@ static int turn(struct target *t)
 
     if (rc != MR_GO_ON)
         return rc;
-    rc = t->n < t->depth && !mr_ld(&e->me->drain) ? claim(t, &why) : -EAGAIN;
+    if (t->n == 0 && mr_turns_given(e)) {
+        mr_evc_wait(e->seg, e->evc, seq, GIVEN_MS, e->me, MR_WAIT_TURN);
+        return MR_GO_ON;
+    }
+    rc = wants(t, &why) ? claim(t, &why) : -EAGAIN;
     if (rc == MR_GO_ON && t->n < t->depth)
         return rc;
     if (rc != MR_GO_ON && rc != -EAGAIN)

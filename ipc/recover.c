@@ -380,6 +380,7 @@ struct mr_recovered mr_recover(const struct mr_seg *s, unsigned slot, unsigned i
     mr_arena_recover_loader(s, slot, inc);
     mr_st_relaxed(&row->wait_reason, (uint32_t)MR_WAIT_NONE);
     mr_st_relaxed(&row->wait_since_ns, (uint64_t)0);
+    mr_st_relaxed(&row->computing, 0u);
     mr_recover_rings(s);
     mr_evc_bump_all(s);
     return r;

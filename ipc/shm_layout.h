@@ -178,7 +178,8 @@ struct mr_shm_header {
 enum mr_actor_state { MR_ACTOR_EMPTY, MR_ACTOR_STARTING, MR_ACTOR_RUNNING, MR_ACTOR_DEAD, MR_ACTOR_BACKOFF, MR_ACTOR_DONE };
 enum mr_wait_reason {
     MR_WAIT_NONE, MR_WAIT_INPUT, MR_WAIT_SLAB, MR_WAIT_ITEM, MR_WAIT_READY, MR_WAIT_PLACE, MR_WAIT_REDUCE, MR_WAIT_APPLY,
-    MR_WAIT_REPAIR, MR_WAIT_LEDGER, MR_WAIT_CKPT, MR_WAIT_EPOCH, MR_WAIT_END, MR_WAIT_PEER, MR_WAIT_ARENA, MR_WAIT_WEIGHTS, MR_WAIT_REASONS
+    MR_WAIT_REPAIR, MR_WAIT_LEDGER, MR_WAIT_CKPT, MR_WAIT_EPOCH, MR_WAIT_END, MR_WAIT_PEER, MR_WAIT_ARENA, MR_WAIT_WEIGHTS,
+    MR_WAIT_TURN, MR_WAIT_REASONS
 };
 
 struct mr_actor_row {
@@ -203,12 +204,12 @@ struct mr_actor_row {
     uint64_t progress_ns;        /* when */
     uint64_t items, tokens, draft_tokens; /* totals over all incarnations, metrics only */
     uint64_t busy_ns;
-    uint64_t wait_ns[16];        /* by enum mr_wait_reason */
+    uint64_t wait_ns[17];        /* by enum mr_wait_reason */
     uint64_t note;               /* actor's own use */
     uint64_t stall_progress;     /* `progress` and reason at the last wait: a wait that goes on keeps wait_since_ns (ipc/wait.c) */
     uint32_t stall_reason;
-    uint32_t pad1;
-    uint8_t pad2[384 - 360];
+    uint32_t computing;          /* 1 = has work on a GPU that it shares.  A courtesy (actors/turns.h); recovery clears it */
+    uint8_t pad1[384 - 368];
 };
 
 /* ---- items -------------------------------------------------------------------------------------------------------------- */
@@ -365,7 +366,8 @@ MR_AT(mr_actor_row, start_ns, 80);
 MR_AT(mr_actor_row, joined, 128);
 MR_AT(mr_actor_row, wait_since_ns, 144);
 MR_AT(mr_actor_row, wait_ns, 208);
-MR_AT(mr_actor_row, stall_progress, 344);
+MR_AT(mr_actor_row, stall_progress, 352);
+MR_AT(mr_actor_row, computing, 364);
 MR_SIZE(mr_item, 128);
 MR_AT(mr_item, bucket, 64);
 MR_AT(mr_item, slab, 80);
@@ -407,6 +409,7 @@ static inline uint64_t mr_layout_hash(void)
         offsetof(struct mr_shm_header, ledger_done), offsetof(struct mr_shm_header, abort), offsetof(struct mr_shm_header, evc),
         sizeof(struct mr_actor_row), offsetof(struct mr_actor_row, joined), offsetof(struct mr_actor_row, wait_ns),
         offsetof(struct mr_actor_row, note), offsetof(struct mr_actor_row, stall_reason),
+        offsetof(struct mr_actor_row, computing),
         sizeof(struct mr_item), offsetof(struct mr_item, bucket), offsetof(struct mr_item, slab), offsetof(struct mr_item, extractions),
         sizeof(struct mr_ring), offsetof(struct mr_ring, head_seen), offsetof(struct mr_ring, head), offsetof(struct mr_ring, want),
         sizeof(struct mr_record), offsetof(struct mr_record, accepted), offsetof(struct mr_record, weight_sum),

@@ -143,7 +143,8 @@ int mr_evc_wait(const struct mr_seg *s, struct mr_evc *e, uint32_t seq, unsigned
 const char *mr_wait_name(enum mr_wait_reason why)
 {
     static const char *const name[] = {"busy", "input", "slab", "item", "ready", "place", "reduce", "apply",
-                                       "repair", "ledger", "ckpt", "epoch", "end", "peer", "arena", "weights"};
+                                       "repair", "ledger", "ckpt", "epoch", "end", "peer", "arena", "weights",
+                                       "turn"};
 
     _Static_assert(sizeof name / sizeof name[0] == MR_WAIT_REASONS, "one name per reason");
     return (unsigned)why < MR_WAIT_REASONS ? name[why] : "?";

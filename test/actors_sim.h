@@ -235,7 +235,7 @@ static void sim_ledger(struct sim *m)
 }
 
 /* One round; 1 = the sentinel is out.  Never blocks. */
-static int sim_round(struct sim *m)
+__attribute__((unused)) static int sim_round(struct sim *m)
 {
     struct mr_seg *s = &m->seg;
     uint64_t w, ckpt = mr_ld(&s->hdr->ckpt);
@@ -264,7 +264,7 @@ static int sim_round(struct sim *m)
 }
 
 /* Fails with everything that is known when the run hangs. */
-static void sim_watch(struct sim *m)
+__attribute__((unused)) static void sim_watch(struct sim *m)
 {
     if (mr_now_ns() < m->deadline_ns)
         return;
@@ -369,7 +369,7 @@ static void sim_check_checkpoints(const struct sim *m)
     assert_int_equal(n, 1);
 }
 
-static void sim_check(const struct sim *m)
+__attribute__((unused)) static void sim_check(const struct sim *m)
 {
     const struct mr_seg *s = &m->seg;
     unsigned stopped = m->end < s->hdr->steps_total, committed = 0, total = m->checked.epoch[m->spec.epochs].first_pos;
