@@ -179,7 +179,8 @@ int mr_k_cuda_mem_info(uint64_t *free_bytes, uint64_t *total_bytes, char *err, s
 int mr_k_cuda_arena_alloc(uint64_t bytes, void **base, uint8_t handle[MR_K_CUDA_HANDLE], char uuid[MR_K_CUDA_UUID], char *err,
                           size_t err_bytes);
 /* Maps an exported arena into this process, for the current device (over peer access when it lies on another one).  -ENXIO: the exporter
- * is dead, or the handle is of memory that is no more.  Never in the exporting process. */
+ * is dead, or the handle is of memory that is no more.  -EXDEV: the current device cannot map that of the arena.  Never in the exporting
+ * process. */
 int mr_k_cuda_arena_open(const uint8_t handle[MR_K_CUDA_HANDLE], void **base, char *err, size_t err_bytes);
 void mr_k_cuda_arena_close(void *base);
 
