@@ -101,14 +101,27 @@ static void describe_slot(FILE *f, const struct mr_slot *s, uint64_t now)
         fprintf(f, " (pid %d, %c)", s->child.pid, mr_pid_state(s->child.pid));
 }
 
+/* A large checkpoint takes longer than a step; at the end of a run everybody waits for it. */
+static int describe_ckpt(FILE *f, struct mr_sup *sup)
+{
+    uint64_t word = mr_ld(&sup->seg.hdr->ckpt);
+
+    if (mr_pw_state(word) != MR_CKPT_COPYING)
+        return 0;
+    fprintf(f, "%s writes checkpoint %u; else ", sup->seg.actors[mr_pw_slot(word)].name, mr_pw_step(word));
+    return 1;
+}
+
 static void stall_report(struct mr_sup *sup, uint64_t now)
 {
     char text[2100];
     FILE *f = fmemopen(text, sizeof text, "w");
     uint64_t w = mr_step_read(&sup->seg);
+    int ckpt;
 
     if (!f)
         return;
+    ckpt = describe_ckpt(f, sup);
     fprintf(f, "nothing has moved for %.0f s at step %u (%s)", (double)since(now, sup->moved_ns) * 1e-9, mr_sw_step(w),
             mr_step_phase_name(mr_sw_phase(w)));
     for (unsigned i = 0; i < sup->n_slots; i++)
@@ -116,7 +129,7 @@ static void stall_report(struct mr_sup *sup, uint64_t now)
     fputc(0, f);
     fclose(f);
     text[sizeof text - 1] = 0;
-    mr_runlog_write(&sup->log, MR_LOG_WARN, "supervisor", text);
+    mr_runlog_write(&sup->log, ckpt ? MR_LOG_INFO : MR_LOG_WARN, "supervisor", text);
 }
 
 /* An actor that loads its model moves too; its own deadline is watch_slot's. */

@@ -233,6 +233,8 @@ def kills(draft):
     r = All("kills", max_steps=steps, draft=draft)
     try:
         r.start()
+        for i in range(len(draft)):                  # not while all actors of the device make their contexts: that takes its time, killed or not
+            wait_for_claim(r, f"drafter/{i}", 0)
         done = []
         while len(done) < n and r.proc.poll() is None:
             r.reach(min(len(done) * steps // (2 * n), steps - 4), 240)
