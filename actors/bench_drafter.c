@@ -294,11 +294,11 @@ static void print_json(struct bench *b)
 
 /* ---- the program ------------------------------------------------------------------------------------------------------------------ */
 
-static int usage(void)
+static int usage(FILE *f, int code)
 {
-    fprintf(stderr, "usage: millrace-actor bench-drafter --config DIR [--device cpu|cuda:N] [--layers N] [--block N] [--anchors N] [--tokens N]\n"
-                    "                                    [--seqs N] [--runs N] [--seconds S] [--rounds N] [--burst N] [--rest S] [--json]\n");
-    return MR_EXIT_CONFIG;
+    fprintf(f, "usage: millrace-actor bench-drafter --config DIR [--device cpu|cuda:N] [--layers N] [--block N] [--anchors N] [--tokens N]\n"
+               "                                    [--seqs N] [--runs N] [--seconds S] [--rounds N] [--burst N] [--rest S] [--json]\n");
+    return code;
 }
 
 static int parse(struct bench *b, int argc, char **argv)
@@ -358,9 +358,13 @@ int mr_bench_drafter_main(int argc, char **argv)
     struct mr_err err = {0};
     int rc;
 
+    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        free(b);
+        return usage(stdout, MR_EXIT_OK);
+    }
     if (!b || parse(b, argc, argv)) {
         free(b);
-        return usage();
+        return usage(stderr, MR_EXIT_CONFIG);
     }
     rc = configure(b, &err) || open_bench(b, &err) || measure(b, &err);
     if (rc)

@@ -289,13 +289,13 @@ static void print_json(struct bench *b)
     json_decref(o);
 }
 
-static int usage(void)
+static int usage(FILE *f, int code)
 {
-    fprintf(stderr, "usage: millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cpu|cuda:N] [--layers 1,9,17] [--tokens N]\n"
-                    "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--burst N]\n"
-                    "                                   [--rest S] [--json]\n"
-                    "  --config DIR   random weights of DIR/config.json      --target DIR   a checkpoint's own\n");
-    return MR_EXIT_CONFIG;
+    fprintf(f, "usage: millrace-actor bench-target --config DIR | --target CHECKPOINT [--device cpu|cuda:N] [--layers 1,9,17] [--tokens N]\n"
+               "                                   [--mix 2048|3072|ragged] [--runs N] [--seconds S] [--rounds N] [--burst N]\n"
+               "                                   [--rest S] [--json]\n"
+               "  --config DIR   random weights of DIR/config.json      --target DIR   a checkpoint's own\n");
+    return code;
 }
 
 static int parse(struct bench *b, int argc, char **argv)
@@ -351,9 +351,13 @@ int mr_bench_target_main(int argc, char **argv)
     struct mr_err err = {0};
     int rc;
 
+    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
+        free(b);
+        return usage(stdout, MR_EXIT_OK);
+    }
     if (!b || parse(b, argc, argv)) {
         free(b);
-        return usage();
+        return usage(stderr, MR_EXIT_CONFIG);
     }
     rc = open_bench(b, &err) || measure_all(b, &err);
     if (rc)

@@ -34,7 +34,7 @@ struct args {
 static int usage(void)
 {
     fprintf(stderr, "usage: millrace-actor --run NAME --slot N --incarnation I --topology FILE [--event-fd FD] [--death-fd FD]\n"
-                    "       millrace-actor eval|export|devices|bench-target ...\n"
+                    "       millrace-actor eval|export|devices|bench-target|bench-drafter ...\n"
                     "It is started by `millrace run`.\n");
     return MR_EXIT_CONFIG;
 }

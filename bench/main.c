@@ -13,12 +13,12 @@ static const struct {
     {"dispatch", "[--seconds N] [--json]         idle share of drafters: bucket rings against a static i % D assignment", mr_bench_dispatch},
     {"ring", "[--runs N] [--json]            latency and throughput of the rings, beside their peers", mr_bench_ring},
     {"restart", "[--runs N] [--json]            from SIGKILL of an actor to its items being claimable again", mr_bench_restart},
-    {"kernels", "[--json]                       the cpu kernels at the demo's shapes", mr_bench_kernels},
+    {"kernels", "[--json] [--threads N]         the cpu kernels at the demo's shapes", mr_bench_kernels},
     {"target", "--config DIR [--device D] ...  a target's forward pass beside its own matrix products", mr_bench_target},
-    {"drafter", "--config DIR [--device D] ... a drafter's whole optimizer step, without a target", mr_bench_drafter},
-    {"pair", "[--from cuda:1] [--to cuda:0] memory over the link between two GPUs: pulls, arenas, sums", mr_bench_pair},
+    {"drafter", "--config DIR [--device D] ...  a drafter's whole optimizer step, without a target", mr_bench_drafter},
+    {"pair", "[--from cuda:1] [--to cuda:0]  memory over the link between two GPUs: pulls, arenas, sums", mr_bench_pair},
 #ifdef MR_HAVE_CUDA
-    {"cuda", "                               the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
+    {"cuda", "[NAME] [--device N]            the cuda kernels at the shapes of Qwen3-8B", mr_bench_cuda},
 #endif
 };
 enum { COMMANDS = sizeof command / sizeof command[0] };
@@ -38,7 +38,9 @@ static int asks_for_help(const char *arg)
 
 static int start(int i, int argc, char **argv)
 {
-    if (argc == 0 || !asks_for_help(argv[0]))
+    const int itself = command[i].main == mr_bench_target || command[i].main == mr_bench_drafter; /* these have more options than a line */
+
+    if (argc == 0 || itself || !asks_for_help(argv[0]))
         return command[i].main(argc, argv);
     printf("usage: millrace-bench %s %s\n", command[i].name, command[i].what);
     return MR_EXIT_OK;
