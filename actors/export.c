@@ -138,7 +138,8 @@ int mr_export_main(int argc, char **argv)
     int help = argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
 
     if (argc != 3 || argv[1][0] == '-' || argv[2][0] == '-') {
-        fprintf(help ? stdout : stderr, "usage: millrace export CKPT DIR\n"
+        fprintf(help ? stdout : stderr, "usage: millrace export CKPT DIR\n\n"
+                                        "Writes config.json and model.safetensors of a drafter in the z-lab DFlash format.\n"
                                         "  CKPT  a checkpoint of a run, e.g. runs/demo/latest\n"
                                         "  DIR   a new or empty directory\n");
         return help ? MR_EXIT_OK : MR_EXIT_CONFIG;

@@ -25,7 +25,7 @@ static const struct command command[] = {
     {"pack", mr_cmd_pack, "IN.jsonl OUT.safetensors"},
     {"clean", mr_cmd_clean, "                       remove what dead runs left in /dev/shm"},
     {"inspect", mr_cmd_inspect, "[RUN]                dump the shared memory of a run, read-only"},
-    {"doctor", mr_cmd_doctor, "                      what this machine offers: io_uring, /dev/shm, limits"},
+    {"doctor", mr_cmd_doctor, "                      what this machine offers: io_uring, /dev/shm, limits, GPUs"},
 };
 enum { COMMANDS = sizeof command / sizeof command[0] };
 
