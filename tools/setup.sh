@@ -3,6 +3,7 @@
 # usage: tools/setup.sh [build|test]      build: enough for ./tools/demo.sh; test (default): everything
 set -euo pipefail
 what=${1:-test}
+case $what in build | test) ;; *) echo "usage: tools/setup.sh [build|test]" >&2; exit 2 ;; esac
 packages=(build-essential cmake ninja-build pkg-config ca-certificates git python3
           liburing-dev libjansson-dev libdnnl-dev libmicrohttpd-dev libncurses-dev)
 if [ "$what" = test ]; then
