@@ -61,12 +61,14 @@ static void look_shm(void)
 static void look_limits(void)
 {
     struct rlimit files, lock;
-    char text[200];
+    char text[200], locked[40] = "unlimited";
 
     getrlimit(RLIMIT_NOFILE, &files);
     getrlimit(RLIMIT_MEMLOCK, &lock);
-    snprintf(text, sizeof text, "open files %llu, locked memory %llu KiB, %ld processors", (unsigned long long)files.rlim_cur,
-             lock.rlim_cur == RLIM_INFINITY ? 0ull : (unsigned long long)lock.rlim_cur / 1024, sysconf(_SC_NPROCESSORS_ONLN));
+    if (lock.rlim_cur != RLIM_INFINITY)
+        snprintf(locked, sizeof locked, "%llu KiB", (unsigned long long)lock.rlim_cur / 1024);
+    snprintf(text, sizeof text, "open files %llu, locked memory %s, %ld processors", (unsigned long long)files.rlim_cur, locked,
+             sysconf(_SC_NPROCESSORS_ONLN));
     line(files.rlim_cur >= 1024, "limits", text);
 }
 
