@@ -1,11 +1,12 @@
 /* Checkpoints: copying state[N mod 2] out in the background.
  *
- * The state after step N-1 is read-only until step N+1 is applied, and that apply waits for the copier (mr_ckpt_blocks_apply).  So a thread
+ * The state after step N-1 is read-only until step N+1 is applied, and that apply waits until it has been read (mr_ckpt_blocks_apply); not for
+ * the disk: nothing is flushed before (mr_ckpt_read).  So a thread
  * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own, into pinned
  * memory: the next block is copied while the last ones are on their way to the disk (data/safetensors_write.c).  At most one copier exists
  * in the run: the checkpoint word names it.
  *
- *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json}   each file fsynced
+ *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json} -> mr_ckpt_read -> each file fsynced
  *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`
  *
  * A copier may die anywhere: its word becomes WANTED, another copies again.  Directories *.tmp-* of the dead are removed by the next
@@ -42,7 +43,7 @@ static int sync_path(const char *path, struct mr_err *err)
     int rc = fd < 0 ? -1 : fsync(fd);
 
     if (rc)
-        mr_err_set(err, MR_EXIT_FAILED, "%s: cannot flush to disk: %s", path, strerror(errno));
+        mr_err_set(err, MR_EXIT_ENV, "%s: cannot flush to disk: %s; when the disk is well: millrace run ... --resume", path, strerror(errno));
     if (fd >= 0)
         close(fd);
     return rc;
@@ -184,7 +185,7 @@ static int write_files(const struct mr_drafter *d, unsigned step, const char *di
 {
     static const char *const name[] = {"config.json", "model.safetensors", "trainer.safetensors", "state.json"};
     const struct mr_checked *c = d->env->checked;
-    const struct mr_st_source device = {d->eng.self, d->eng.read_block, d->eng.read}, *from = d->eng.read ? &device : NULL;
+    const struct mr_st_source from = {.ctx = d->eng.self, .block = d->eng.read_block, .read = d->eng.read, .unflushed = 1};
     uint64_t begun = mr_now_ns();
     unsigned k = step & 1;
     char path[4][FILE_MAX];
@@ -193,12 +194,15 @@ static int write_files(const struct mr_drafter *d, unsigned step, const char *di
         snprintf(path[i], sizeof(path[i]), "%s/%s", dir, name[i]);
     if (mr_drafter_config_save(&c->drafter, path[0], err))
         return -1;
-    if (mr_drafter_weights_save(&c->layout, d->v.param[k], from, path[1], err))
+    if (mr_drafter_weights_save(&c->layout, d->v.param[k], &from, path[1], err))
         return source_failed(d, path[1], err);
     MR_POINT("ckpt.model.written");
-    if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, from, path[2], err))
+    if (mr_trainer_save(&c->layout, d->v.param[k], d->v.m[k], d->v.v[k], step, &from, path[2], err))
         return source_failed(d, path[2], err);
     MR_POINT("ckpt.trainer.written");
+    if (mr_ckpt_read(d->env->seg, step, d->env->slot, d->env->inc))
+        return mr_err_set(err, MR_EXIT_FAILED, "somebody else changed the checkpoint word that this incarnation (%u) holds", d->env->inc);
+    MR_POINT("ckpt.state.free");
     if (write_state(d, step, path[3], err))
         return -1;
     for (int i = 0; i < 4; i++)
@@ -277,20 +281,30 @@ static int start_copy(struct mr_drafter *d, unsigned step)
     return job->rc ? mr_env_fail(d->env, &job->err) : MR_GO_ON;
 }
 
-/* Step whose state I hold and whose checkpoint is to be made; 0 = none.  `now` = the step my current state is the start of. */
+/* Is a checkpoint of state n due by itself?  `now` = the step my current state is the start of. */
+static int wanted(const struct mr_shm_header *h, uint64_t word, unsigned n, unsigned now)
+{
+    if (n == now && (now == h->steps_total || mr_sw_phase(word) == MR_HALT))
+        return 1;
+    return h->checkpoint_every && n % h->checkpoint_every == 0;
+}
+
+/* Step whose checkpoint is to be made of what I hold, the older of two first; 0 = none. */
 static unsigned due(const struct mr_drafter *d, uint64_t word, unsigned now)
 {
     const struct mr_shm_header *h = d->env->hdr;
-    uint64_t ckpt = mr_ld(&h->ckpt);
-    unsigned state = mr_pw_state(ckpt), step = mr_pw_step(ckpt);
+    uint64_t ckpt = mr_ld(&h->ckpt), first = d->v.hdr->first_state > h->first_step + 1u ? d->v.hdr->first_state : h->first_step + 1u;
+    unsigned state = mr_pw_state(ckpt), last = mr_pw_step(ckpt);
 
-    if (state == MR_CKPT_WANTED && step > h->first_step && (step == now || step + 1 == now))
-        return step;
-    if (state == MR_CKPT_COPYING || (state == MR_CKPT_IDLE && step >= now) || now <= h->first_step)
+    if (state == MR_CKPT_COPYING || state == MR_CKPT_WRITING)
         return 0;
-    if (now == h->steps_total || mr_sw_phase(word) == MR_HALT)
-        return now;
-    return h->checkpoint_every && now % h->checkpoint_every == 0 ? now : 0;
+    for (unsigned n = now ? now - 1 : 0; n <= now; n++) {
+        int again = state == MR_CKPT_WANTED && n == last;
+
+        if (n >= first && (again || (n > last && wanted(h, word, n, now))))
+            return n;
+    }
+    return 0;
 }
 
 int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word)

@@ -116,6 +116,7 @@ static int make_state(struct mr_drafter *d, struct mr_err *err)
     const struct mr_st_sink device = {d->eng.self, d->eng.put}, *to = d->eng.put ? &device : NULL;
     unsigned k = d->env->hdr->first_step & 1;
 
+    d->v.hdr->first_state = d->env->hdr->first_step;
     if ((to && zero_state(d, k)) || make_first(d, k, to, err))
         return mr_err_set(err, d->eng.failure, "the state could not be copied to %s", d->env->me->device);
     return 0;
@@ -134,6 +135,7 @@ static int copy_state(struct mr_drafter *d, const struct mr_drafter_view *from, 
     unsigned k = step & 1;
     int rc = copy(d, d->v.param[k], from->param[k]);
 
+    d->v.hdr->first_state = step;
     if (!rc)
         rc = copy(d, d->v.m[k], from->m[k]);
     if (!rc)

@@ -49,12 +49,14 @@ void mr_st_out_add(struct mr_st_out *o, const char *name, enum mr_st_dtype dtype
 /* The tensor is BF16: `data` (f32), rounded on its way out. */
 void mr_st_out_add_rounded(struct mr_st_out *o, const char *name, const uint64_t *shape, int n_dims, const float *data);
 void mr_st_out_meta(struct mr_st_out *o, const char *key, const char *value);
-/* Data pointers are not host memory: write reads them in pieces of at most MR_ST_BLOCK bytes into the source's own blocks. */
+/* Where data pointers point to, when that is not host memory: write reads them in pieces of at most MR_ST_BLOCK bytes into the source's own
+ * blocks.  read NULL: host memory.  unflushed: the caller sees to fsync of the file and of its directory. */
 enum { MR_ST_BLOCK = 8 << 20, MR_ST_BLOCKS = 4 };
 struct mr_st_source {
     void *ctx;
     void *(*block)(void *ctx, int i);   /* i < MR_ST_BLOCKS: MR_ST_BLOCK bytes of host memory, the same at every call; NULL: there is none */
     int (*read)(void *ctx, void *host, const void *data, size_t bytes);   /* host: begin of a block; complete on return.  0, or not */
+    int unflushed;
 };
 void mr_st_out_source(struct mr_st_out *o, const struct mr_st_source *source);
 /* 0; -1 with err; -1 with err not set: the source failed.  PATH is then what it was before. */

@@ -2,7 +2,7 @@
  *
  * Tensors are laid out by element size (widest first), then name, and the header is padded to a multiple of 8, so that every tensor of a
  * file written here is aligned for its type.  The file appears under its name only when it is complete and on disk: PATH.tmp, fsync,
- * rename, fsync of the directory.
+ * rename, fsync of the directory; the two fsyncs are left to whoever asks for that.
  * Host memory is written from where it lies.  What must be read from elsewhere or rounded goes through MR_ST_BLOCKS blocks: while one is made,
  * the others are on their way to the disk.
  */
@@ -238,7 +238,7 @@ static int write_file(struct mr_st_out *o, const char *tmp, const char *header, 
     struct mr_fw *w = mr_fw_create(tmp, err);
     int rc = w ? write_body(o, w, header, header_bytes, tmp, err) : -1;
 
-    if (w && mr_fw_close(w, !rc, err))
+    if (w && mr_fw_close(w, !rc && !o->source.unflushed, err))
         rc = -1;
     if (w && rc)
         unlink(tmp);
@@ -274,7 +274,7 @@ int mr_st_out_write(struct mr_st_out *o, const char *path, struct mr_err *err)
     } else {
         rc = write_file(o, tmp, header, n, err);
         if (!rc) {
-            e = rename(tmp, path) ? -errno : sync_dir(path);
+            e = rename(tmp, path) ? -errno : o->source.unflushed ? 0 : sync_dir(path);
             rc = e ? mr_err_set(err, MR_EXIT_ENV, "%s: cannot take its name: %s", path, strerror(-e)) : 0;
         }
     }

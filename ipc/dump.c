@@ -115,7 +115,7 @@ static const char *place_state_name(unsigned state)
 
 static const char *ckpt_state_name(unsigned state)
 {
-    static const char *const name[] = {"idle", "wanted", "copying"};
+    static const char *const name[] = {"idle", "wanted", "copying", "writing"};
 
     return state < sizeof name / sizeof name[0] ? name[state] : "?";
 }
@@ -137,7 +137,7 @@ void mr_step_dump(const struct mr_seg *s, FILE *f)
         fprintf(f, "\n");
     }
     fprintf(f, "checkpoint %u %s", mr_pw_step(c), ckpt_state_name(mr_pw_state(c)));
-    if (mr_pw_state(c) == MR_CKPT_COPYING)
+    if (mr_pw_state(c) == MR_CKPT_COPYING || mr_pw_state(c) == MR_CKPT_WRITING)
         fprintf(f, " by %u.%u", mr_pw_slot(c), mr_pw_inc(c));
     fprintf(f, "\n");
 }

@@ -106,7 +106,8 @@ static inline unsigned mr_pw_inc(uint64_t w) { return (unsigned)w & 0xfffu; }
 enum mr_ckpt_state {
     MR_CKPT_IDLE,       /* {IDLE, N}: checkpoint N is complete on disk (N = 0: none yet) */
     MR_CKPT_WANTED,     /* {WANTED, N}: its copier died; any drafter whose state[N mod 2] is still N copies again */
-    MR_CKPT_COPYING     /* {COPYING, N, slot, incarnation}: apply of step N+1 waits for this copier */
+    MR_CKPT_COPYING,    /* {COPYING, N, slot, incarnation}: apply of step N+1 waits for this copier */
+    MR_CKPT_WRITING     /* {WRITING, N, slot, incarnation}: it has read all of state N; what is left is the disk's */
 };
 
 /* ---- header ------------------------------------------------------------------------------------------------------------- */
@@ -330,7 +331,8 @@ struct mr_drafter_arena {
     uint64_t comm_epoch;         /* nccl, rank 0: collective epoch + 1 that comm_id belongs to; stored last, with release */
     uint8_t comm_id[128];
     uint64_t comm_word;          /* nccl: the REDUCE word whose sum this drafter has come to last */
-    uint8_t pad[4096 - 224];
+    uint64_t first_state;        /* the first step whose state has been here: older ones are not, whatever state[] holds */
+    uint8_t pad[4096 - 232];
 };
 #define MR_DRAFTER_MAGIC 0x5245544641524421ull
 

@@ -207,32 +207,43 @@ int mr_ckpt_claim(const struct mr_seg *s, unsigned step, unsigned slot, unsigned
     return 0;
 }
 
-static int ckpt_leave(const struct mr_seg *s, uint64_t word, enum mr_ckpt_state state)
+static int ckpt_turn(const struct mr_seg *s, uint64_t word, uint64_t next)
 {
-    if (!mr_cas(&s->hdr->ckpt, word, mr_w_place(state, mr_pw_step(word), 0, 0)))
+    if (!mr_cas(&s->hdr->ckpt, word, next))
         return -ESTALE;
     mr_bump_kind(s, MR_DRAFTER);
     return 0;
 }
 
+int mr_ckpt_read(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc)
+{
+    MR_POINT("ipc.ckpt.read");
+    return ckpt_turn(s, mr_w_place(MR_CKPT_COPYING, step, slot, inc), mr_w_place(MR_CKPT_WRITING, step, slot, inc));
+}
+
 int mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc)
 {
     MR_POINT("ipc.ckpt.done");
-    return ckpt_leave(s, mr_w_place(MR_CKPT_COPYING, step, slot, inc), MR_CKPT_IDLE);
+    return ckpt_turn(s, mr_w_place(MR_CKPT_WRITING, step, slot, inc), mr_w_place(MR_CKPT_IDLE, step, 0, 0));
 }
 
 void mr_ckpt_recover(const struct mr_seg *s, unsigned slot, unsigned inc)
 {
     uint64_t w = mr_ld(&s->hdr->ckpt);
 
-    if (mr_pw_state(w) == MR_CKPT_COPYING && mr_pw_slot(w) == slot && mr_pw_inc(w) == inc)
-        ckpt_leave(s, w, MR_CKPT_WANTED);
+    if ((mr_pw_state(w) == MR_CKPT_COPYING || mr_pw_state(w) == MR_CKPT_WRITING) && mr_pw_slot(w) == slot && mr_pw_inc(w) == inc)
+        ckpt_turn(s, w, mr_w_place(MR_CKPT_WANTED, mr_pw_step(w), 0, 0));
 }
 
 int mr_ckpt_blocks_apply(const struct mr_seg *s, unsigned step)
 {
     uint64_t w = mr_ld(&s->hdr->ckpt);
+    unsigned every = s->hdr->checkpoint_every, last = mr_pw_step(w), old = step - 1;
 
     /* Apply of `step` makes state step + 1 where state step - 1 was. */
-    return mr_pw_state(w) == MR_CKPT_COPYING && mr_pw_step(w) + 1 == step;
+    if (step == 0)
+        return 0;
+    if (mr_pw_state(w) == MR_CKPT_WRITING)               /* nobody could claim the copy of `old` yet */
+        return every && old > last && old % every == 0;
+    return mr_pw_state(w) == MR_CKPT_COPYING && last == old;
 }

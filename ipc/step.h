@@ -60,11 +60,15 @@ void mr_step_join(const struct mr_seg *s, unsigned slot);
 
 /* Drafter whose state is N: claims the copy of checkpoint N.  0 = mine, -EAGAIN = somebody else's or done. */
 int mr_ckpt_claim(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
+/* Copier: state N is read and may be overwritten; its files are not on disk yet.  COPYING -> WRITING, drafters woken.  0 or -ESTALE.  Dies it
+ * now, the checkpoint is WANTED again, and is left out where every drafter's state has moved on. */
+int mr_ckpt_read(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
 /* Copier: directory complete on disk (before the rename of `latest`, which is the supervisor's).  0 or -ESTALE. */
 int mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
-/* Recovery: COPYING by (slot, inc) -> WANTED. */
+/* Recovery: COPYING or WRITING by (slot, inc) -> WANTED. */
 void mr_ckpt_recover(const struct mr_seg *s, unsigned slot, unsigned inc);
-/* Must an apply of `step` (it overwrites state[(step + 1) mod 2]) wait for a copier? 1 = yes. */
+/* Must an apply of `step` (it overwrites state[(step + 1) mod 2]) wait for a copier? 1 = yes: its state is being read, or a checkpoint of it
+ * is due and the one before is still on its way to the disk. */
 int mr_ckpt_blocks_apply(const struct mr_seg *s, unsigned step);
 
 const char *mr_step_phase_name(enum mr_step_phase p);

@@ -133,7 +133,7 @@ def case_apart():
 
 POINTS = ("drafter.item.claimed", "drafter.gradient.added", "drafter.item.accumulated", "drafter.place.done", "drafter.reduce.entered", "reduce.summed",
           "drafter.sum.done", "drafter.reduced.set", "drafter.apply.done", "drafter.accumulator.zeroed", "drafter.items.freed", "drafter.applied.set",
-          "drafter.state.made", "drafter.join.zeroed", "ckpt.model.written", "ckpt.complete")
+          "drafter.state.made", "drafter.join.zeroed", "ckpt.model.written", "ckpt.state.free", "ckpt.complete")
 
 
 def case_points():

@@ -193,7 +193,7 @@ static int device_read(void *ctx, void *host, const void *data, size_t bytes)
     return 0;
 }
 
-static const struct mr_st_source source = {NULL, device_block, device_read};
+static const struct mr_st_source source = {.block = device_block, .read = device_read};
 
 static void write_one(const char *name, int from_device)
 {

@@ -142,6 +142,9 @@ TEST(test_bumps)
     MOVED(MR_DRAFTER, d);
     mr_ckpt_claim(&r.s, 1, me, 1);
     MARK();
+    mr_ckpt_read(&r.s, 1, me, 1);
+    MOVED(MR_DRAFTER, d);
+    MARK();
     mr_ckpt_done(&r.s, 1, me, 1);
     MOVED(MR_DRAFTER, d);
     MARK();

@@ -15,7 +15,7 @@
 enum { MINI_ACTORS = 8, MINI_POS = 512, MINI_SUP = MINI_ACTORS };
 
 struct local {
-    uint32_t started, held, has_slab, summed, copying;
+    uint32_t started, held, has_slab, summed, copying, writing;
     unsigned idx, place, step, slab, rr;
     uint64_t word, sum_word;
 };
@@ -227,13 +227,20 @@ static inline int drafter_copy(struct mini *m, unsigned slot, uint64_t w)
     struct local *l = &m->local[slot];
     unsigned step = mr_sw_step(w), sum = 0, inc = mini_inc(m, slot);
 
+    if (l->writing) {
+        step = l->writing;
+        l->writing = 0;
+        MINI_BAD(m, mr_ckpt_done(&m->r.s, step, slot, inc));
+        return 1;
+    }
     if (l->copying) {
         step = l->copying;
         for (unsigned i = 0; i < m->total; i++)
             sum += (unsigned)m->view[m->r.s.actors[slot].index].param[step & 1][i];
         MINI_BAD(m, sum != mr_committed_at(&m->r.s, step));
         l->copying = 0;
-        MINI_BAD(m, mr_ckpt_done(&m->r.s, step, slot, inc));
+        l->writing = step;
+        MINI_BAD(m, mr_ckpt_read(&m->r.s, step, slot, inc));
         return 1;
     }
     if (mr_sw_phase(w) != MR_COLLECT || (step % 2 && mr_step_places(&m->r.s, step)) || mr_ckpt_claim(&m->r.s, step, slot, inc))

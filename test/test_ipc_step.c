@@ -331,11 +331,23 @@ TEST(test_checkpoint_word)
     mr_ckpt_recover(&r.s, 2, 1);
     assert_int_equal(mr_pw_state(r.s.hdr->ckpt), MR_CKPT_WANTED);
     assert_int_equal(mr_ckpt_blocks_apply(&r.s, 5), 0);
+    assert_int_equal(mr_ckpt_read(&r.s, 4, 2, 1), -ESTALE);
     assert_int_equal(mr_ckpt_done(&r.s, 4, 2, 1), -ESTALE);
     assert_int_equal(mr_ckpt_claim(&r.s, 3, 3, 1), -EAGAIN);
     assert_int_equal(mr_ckpt_claim(&r.s, 4, 3, 1), 0);
-    assert_int_equal(mr_ckpt_done(&r.s, 4, 3, 1), 0);
-    assert_int_equal(mr_ckpt_claim(&r.s, 4, 2, 2), -EAGAIN);            /* done already */
+    assert_int_equal(mr_ckpt_done(&r.s, 4, 3, 1), -ESTALE);             /* not read yet */
+    assert_int_equal(mr_ckpt_read(&r.s, 4, 3, 1), 0);
+    assert_int_equal(mr_ckpt_blocks_apply(&r.s, 5), 0);                 /* the state may go */
+    r.s.hdr->checkpoint_every = 3;
+    assert_int_equal(mr_ckpt_blocks_apply(&r.s, 6), 0);
+    assert_int_equal(mr_ckpt_blocks_apply(&r.s, 7), 1);                 /* that of step 6 may not: its checkpoint is due */
+    assert_int_equal(mr_ckpt_claim(&r.s, 6, 2, 2), -EAGAIN);            /* its files are still being written */
+    mr_ckpt_recover(&r.s, 3, 1);
+    assert_int_equal(mr_pw_state(r.s.hdr->ckpt), MR_CKPT_WANTED);
+    assert_int_equal(mr_ckpt_claim(&r.s, 6, 3, 2), 0);                  /* 4 is gone: a later one will do */
+    assert_int_equal(mr_ckpt_read(&r.s, 6, 3, 2), 0);
+    assert_int_equal(mr_ckpt_done(&r.s, 6, 3, 2), 0);
+    assert_int_equal(mr_ckpt_claim(&r.s, 6, 2, 2), -EAGAIN);            /* done already */
     assert_int_equal(mr_ckpt_claim(&r.s, 8, 2, 2), 0);
     rig_drop(&r);
 }

@@ -1,5 +1,5 @@
-/* The checkpoint word: copy intent, background copy, the apply that waits, death of the copier, the final checkpoint (ipc/step.h,
- * design 6.3).
+/* The checkpoint word: copy intent, background copy, the apply that waits until the state is read, death of the copier, the final
+ * checkpoint (ipc/step.h, design 6.3).
  *
  * Two drafters in lockstep over STEPS steps, each with state[2] in its arena (a state is its step number, or TORN while it is written);
  * a checkpoint is wanted at every step.  The copy is a thread of the drafter that claimed it and dies with it.  Steps are abstract:
@@ -18,6 +18,7 @@
 #define IDLE 0
 #define WANTED 1
 #define COPYING 2
+#define WRITING 3                        /* read; the disk has the rest */
 #define COLLECT 0
 #define COMMITTED 1
 
@@ -37,12 +38,15 @@ chan dieC[D] = [0] of { bit };
 #else
 #define HAS(n) (st[2 * d + ((n) & 1)] == (n))
 #endif
-#define DUE (s > 0 && ck != COPYING && ckn < s && HAS(s))
+#define FREE (ck != COPYING && ck != WRITING)
+#define DUE (s > 0 && FREE && ckn < s && HAS(s))
+#define LATE (s > 1 && FREE && ckn < s - 1 && HAS(s - 1))        /* the one before was still on its way to the disk */
 #define AGAIN (ck == WANTED && HAS(ckn))
 #ifdef MUT_no_wait
 #define BLOCKED false
 #else
-#define BLOCKED (ck == COPYING && ckn + 1 == s)                  /* apply of step s overwrites state s - 1 */
+/* apply of step s overwrites state s - 1: which is being read, or whose checkpoint is due and cannot be claimed yet */
+#define BLOCKED ((ck == COPYING && ckn + 1 == s) || (ck == WRITING && ckn + 1 < s))
 #endif
 #define CLAIM(n) ck = COPYING; ckn = n; ckd = d; jobn[d] = n; job[d] = 1
 
@@ -56,6 +60,7 @@ end_start:
 #else
   :: atomic { DUE && !job[d] -> CLAIM(s) }
 #endif
+  :: atomic { LATE && !job[d] -> CLAIM(s - 1) }
 #ifdef MUT_no_again
   :: atomic { AGAIN && ckn == s && s < STEPS && !job[d] -> CLAIM(ckn) }
 #else
@@ -81,12 +86,16 @@ end_start:
 end_idle:
   do
   :: atomic { job[d] -> assert(st[2 * d + (jobn[d] & 1)] == jobn[d]); dirn = jobn[d]; dirby = d; dirparts = 1 };
-#ifdef MUT_done_early
-     atomic { if :: ck == COPYING && ckn == jobn[d] && ckd == d -> ck = IDLE :: else fi };
+#ifdef MUT_read_early
+     atomic { if :: ck == COPYING && ckn == jobn[d] && ckd == d -> ck = WRITING :: else fi };
 #endif
-     atomic { assert(st[2 * d + (jobn[d] & 1)] == jobn[d]);      /* not touched meanwhile */
-              assert(dirn == jobn[d] && dirby == d); dirparts = 2 };
-     atomic { if :: ck == COPYING && ckn == jobn[d] && ckd == d -> ck = IDLE :: else fi; job[d] = 0; jobn[d] = 0 }
+     assert(st[2 * d + (jobn[d] & 1)] == jobn[d]);               /* not touched meanwhile */
+     atomic { if :: ck == COPYING && ckn == jobn[d] && ckd == d -> ck = WRITING :: else fi };
+#ifdef MUT_done_early
+     atomic { if :: ck == WRITING && ckn == jobn[d] && ckd == d -> ck = IDLE :: else fi };
+#endif
+     atomic { assert(dirn == jobn[d] && dirby == d); dirparts = 2 };
+     atomic { if :: ck == WRITING && ckn == jobn[d] && ckd == d -> ck = IDLE :: else fi; job[d] = 0; jobn[d] = 0 }
   od
   } unless { dieC[d]?_ };
 end_dead:
@@ -97,7 +106,11 @@ inline recover(v) {
   dieC[v]!0;
   atomic { job[v] = 0; jobn[v] = 0; rm = rm & ~(1 << v) };       /* its reduced bit goes (REPAIR); an applied bit stays */
 #ifndef MUT_no_recover
+#ifdef MUT_no_recover_writing
   atomic { if :: ck == COPYING && ckd == v -> ck = WANTED :: else fi };
+#else
+  atomic { if :: (ck == COPYING || ck == WRITING) && ckd == v -> ck = WANTED :: else fi };
+#endif
 #endif
   dieC[v]!0; die[v]!0
 }

@@ -287,6 +287,7 @@ static int committed(struct scene *c) { return step_of(c) == 1 && phase_of(c) ==
 static int other_applied(struct scene *c) { return committed(c) && mr_sw_applied(mr_step_read(c->s)) == 2; }
 static int second(struct scene *c) { return step_of(c) == 2 && phase_of(c) == MR_COLLECT; }
 static int copying(struct scene *c) { return c->m->local[D1].copying == 2; }
+static int writing(struct scene *c) { return c->m->local[D1].writing == 2; }
 static int reducing(struct scene *c) { return step_of(c) == 1 && phase_of(c) == MR_REDUCE && !c->m->local[D1].summed; }
 
 static void read_sw(struct scene *c) { c->sw = mr_step_read(c->s); }
@@ -323,6 +324,7 @@ static void p_last_apply(struct scene *c) { p_committed(c), turn(c, D2), MUST(ot
 static void p_last_freed(struct scene *c) { p_last_apply(c), apply_and_zero(c), rig_free_own(&c->m->r, D1, 1); }
 static void p_second(struct scene *c) { go_on(c, 0, second); }
 static void p_copying(struct scene *c) { p_second(c), turn(c, D1), MUST(copying(c)); }
+static void p_writing(struct scene *c) { p_copying(c), turn(c, D1), MUST(writing(c)); }
 
 static int a_join(struct scene *c) { return mr_step_join(c->s, D2), 0; }
 static int a_try_reduce(struct scene *c)
@@ -336,6 +338,7 @@ static int a_applied(struct scene *c) { return mr_step_applied(c->s, 0, c->sw); 
 static int a_free(struct scene *c) { return mr_item_free(c->s, c->idx, &c->word); }
 static int a_slab_free(struct scene *c) { return mr_slab_free(c->s, c->s->items[c->idx].slab, c->idx, mr_w_pos(c->word)); }
 static int a_ckpt_claim(struct scene *c) { return mr_ckpt_claim(c->s, 2, D1, c->inc); }
+static int a_ckpt_read(struct scene *c) { return mr_ckpt_read(c->s, 2, D1, c->inc); }
 static int a_ckpt_done(struct scene *c) { return mr_ckpt_done(c->s, 2, D1, c->inc); }
 
 /* ---- recovery functions that the supervisor is killed in and runs again --------------------------------------------------------- */
@@ -396,7 +399,8 @@ static const struct op ops[] = {
     {"step applied", D1, 0, p_freed, a_applied, 0, NULL, 0},
     {"step applied, the last", D1, 0, p_last_freed, a_applied, 1, NULL, 0},
     {"checkpoint claim", D1, 0, p_second, a_ckpt_claim, 0, NULL, 0},
-    {"checkpoint done", D1, 0, p_copying, a_ckpt_done, 0, NULL, 0},
+    {"checkpoint read", D1, 0, p_copying, a_ckpt_read, 0, NULL, 0},
+    {"checkpoint done", D1, 0, p_writing, a_ckpt_done, 0, NULL, 0},
     {"evc bump, a sleeper", 0, 0, p_sleeper, a_bump, 0, NULL, 0},
     {"arena register", T1, 0, p_arena, a_register, 0, r_register, 1u << T1 | 1u << T2},
     {"recover_arena", T1, 0, p_keeper, a_lose_arena, 0, r_lose_arena, 1u << T1 | 1u << T2},
@@ -415,6 +419,7 @@ static const struct op ops[] = {
     {"turn: drafter, apply", D1, WHOLE, p_committed, a_drafter, 1, NULL, 0},
     {"turn: drafter, last apply", D1, WHOLE, p_last_apply, a_drafter, 1, NULL, 0},
     {"turn: drafter, copy", D1, WHOLE, p_copying, a_drafter, 1, NULL, 0},
+    {"turn: drafter, checkpoint on disk", D1, WHOLE, p_writing, a_drafter, 1, NULL, 0},
 };
 
 #endif
