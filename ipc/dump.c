@@ -81,8 +81,10 @@ void mr_items_dump(const struct mr_seg *s, FILE *f)
         fprintf(f, "item %u %s position %u publication %u", i, mr_phase_name((enum mr_phase)mr_w_phase(w)), mr_w_pos(w), mr_w_pub(w));
         if (mr_w_slot(w) != MR_NO_SLOT)
             fprintf(f, " by %u.%u", mr_w_slot(w), mr_w_inc(w));
-        fprintf(f, ": bucket %u epoch %u, %u sequences, %u tokens, slab %u, arena %u.%llu\n", it.bucket, it.epoch, it.n_seqs, it.n_tokens,
-                it.slab, it.arena, (unsigned long long)it.generation);
+        fprintf(f, ": bucket %u epoch %u, %u sequences, %u tokens", it.bucket, it.epoch, it.n_seqs, it.n_tokens);
+        if (mr_w_phase(w) >= MR_READY)                   /* before that it is what an earlier microbatch left */
+            fprintf(f, ", slab %u, arena %u.%llu", it.slab, it.arena, (unsigned long long)it.generation);
+        fprintf(f, "\n");
     }
     fprintf(f, "items: %u of %u free\n", free_items, s->hdr->n_items);
 }

@@ -9,6 +9,7 @@ parts=,${1:-test,run,resume},
 out=${OUT:-/tmp/millrace-checkpoints} build=${MR_BUILD:-/tmp/millrace-drafters-build} deps=${DEPS:-.deps}
 # shellcheck source=tools/device_lib.sh
 . tools/device_lib.sh
+known test run resume
 
 programs millrace millrace-actor
 df -h "$out" | tail -1

@@ -11,6 +11,7 @@ arch=${ARCH:-90}
 build=build/device
 out=${OUT:-$build}
 here=$(pwd)
+case $what in tests|bench|sanitize|all) ;; *) echo "$0: there is no part '$what' (allowed: tests bench sanitize all)" >&2; exit 2 ;; esac
 [ -f kernels/kernels.h ] || { echo "run it from the project's root" >&2; exit 2; }
 PATH=$PATH:/usr/local/cuda/bin
 if [ -d .deps ]; then

@@ -20,6 +20,7 @@ parts=,${1:-golden,autograd,test,kill,bench,torch,run,demo},
 out=${OUT:-/tmp/millrace-drafters} build=${MR_BUILD:-/tmp/millrace-drafters-build} deps=${DEPS:-.deps} goldens=${GOLDENS:-.gdgold}
 # shellcheck source=tools/device_lib.sh
 . tools/device_lib.sh
+known golden autograd test kill bench torch run demo demo3 sanitize
 rm -f "$out"/{bench-drafter,bench-drafter-2,torch,rate-8b}.log          # of an earlier call: the end of this one quotes them
 
 targets=(millrace millrace-actor golden_dflash test_cuda_dflash millrace-actor-poison)

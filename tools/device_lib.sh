@@ -7,6 +7,13 @@ export PATH=$PATH:/usr/local/cuda/bin
 : >"$out/table"
 
 has() { [[ $parts == *,$1,* ]]; }
+# known PART...: leaves with 2 when something else is asked for.
+known() {
+  local p
+  for p in ${parts//,/ }; do
+    [[ " $* " == *" $p "* ]] || { echo "$0: there is no part '$p' (allowed: $*)" >&2; exit 2; }
+  done
+}
 left() { echo $((${LIMIT:-480} - SECONDS + begun)); }
 note() { printf '%-30s %s\n' "$1" "$2" >>"$out/table"; printf '== %4ds  %-30s %s\n' $((SECONDS - begun)) "$1" "$2"; }
 

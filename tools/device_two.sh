@@ -19,6 +19,7 @@ parts=,${1:-build,test,pair,apart,grads,points,hung,kills,rate},
 out=${OUT:-/tmp/millrace-two} build=${MR_BUILD:-/tmp/millrace-two-build} deps=${DEPS:-.deps} LIMIT=${LIMIT:-520}
 # shellcheck source=tools/device_lib.sh
 . tools/device_lib.sh
+known build test pair apart grads points hung kills rate
 rm -f "$out"/*.log                # of an earlier call: the tables are made of them
 
 fake=()
