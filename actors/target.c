@@ -57,7 +57,8 @@ static int begin(struct target *t, unsigned idx, uint64_t word)
     *f = (struct flight){.idx = idx, .word = word, .t0_ns = mr_now_ns(), .b = mr_env_batch(e, idx, word), .slab = t->slab,
                          .generation = e->map.at[slab->arena].generation};
     e->seg->items[idx].extractions++;
-    mr_turns_begin(e);
+    if (mr_turns_matter(e))                          /* two in flight at a time would have no end that a drafter could wait for */
+        mr_turns_begin(e);
     if (base && t->eng.begin)
         rc = t->eng.begin(t->eng.self, place, &f->b, base + slab->offset, &err);
     else if (base)
@@ -86,6 +87,7 @@ static int publish(struct target *t)
 {
     struct mr_env *e = t->env;
     struct flight *f = &t->flight[t->oldest];
+    uint64_t since = f->t0_ns > t->idle_ns ? f->t0_ns : t->idle_ns;
     struct mr_err err = {0};
     int rc;
 
@@ -94,10 +96,9 @@ static int publish(struct target *t)
         return mr_env_fail(e, &err);
     }
     MR_POINT("target.forward.done");
-    if (t->n == 1) {
-        mr_turns_unit(e, mr_now_ns() - f->t0_ns);
+    mr_turns_unit(e, mr_now_ns() - since);
+    if (t->n == 1)
         mr_turns_end(e);                             /* before READY, which wakes the drafters */
-    }
     rc = mr_slab_assign(e->seg, (unsigned)f->slab, e->slot, e->inc, f->idx, f->b.pos);
     if (!rc && e->seg->items[f->idx].generation != f->generation)
         rc = -ESTALE;                                /* the keeper was replaced meanwhile: we wrote into memory that is no more */
@@ -110,7 +111,7 @@ static int publish(struct target *t)
     MR_POINT("target.item.ready");
     t->oldest = (t->oldest + 1) % 2;
     t->n--;
-    mr_env_worked(e, f->t0_ns > t->idle_ns ? f->t0_ns : t->idle_ns, 1, (uint64_t)f->b.n_tokens, 0);
+    mr_env_worked(e, since, 1, (uint64_t)f->b.n_tokens, 0);
     t->idle_ns = mr_now_ns();
     say_first(t);
     return MR_GO_ON;
