@@ -73,6 +73,7 @@ static int join(struct mr_drafter *d)
         return rc;
     MR_POINT("drafter.join.zeroed");
     mr_step_join(e->seg, e->slot);
+    d->joined = 1;
     MR_POINT("drafter.joined");
     return MR_GO_ON;
 }

@@ -242,12 +242,12 @@ static void *copier(void *arg)
     struct mr_env *e = d->env;
 
     job->rc = copy_out(d, job->step, &job->err);
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);           /* first: who sees the word free must be able to claim it */
     if (!job->rc) {
         MR_POINT("ckpt.complete");
         mr_ckpt_done(e->seg, job->step, e->slot, e->inc);
         MR_POINT("ckpt.done");
     }
-    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
     mr_evc_bump(&e->hdr->evc[MR_DRAFTER]);
     mr_env_notify(e);
     return NULL;
@@ -307,10 +307,19 @@ static unsigned due(const struct mr_drafter *d, uint64_t word, unsigned now)
     return 0;
 }
 
+static unsigned state_of(const struct mr_drafter *d, uint64_t word)
+{
+    return mr_sw_step(word) + (mr_sw_phase(word) == MR_COMMITTED && mr_drafter_applied(d, word));
+}
+
+int mr_drafter_ckpt_due(const struct mr_drafter *d, uint64_t word)
+{
+    return due(d, word, state_of(d, word)) != 0;
+}
+
 int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word)
 {
     struct mr_ckpt_job *job = &d->job;
-    unsigned now = mr_sw_step(word) + (mr_sw_phase(word) == MR_COMMITTED && mr_drafter_applied(d, word));
     unsigned step;
     int rc = MR_GO_ON;
 
@@ -319,7 +328,7 @@ int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word)
             return MR_GO_ON;
         rc = mr_drafter_ckpt_join(d);
     }
-    step = rc == MR_GO_ON ? due(d, word, now) : 0;
+    step = rc == MR_GO_ON ? due(d, word, state_of(d, word)) : 0;
     if (!step || mr_ckpt_claim(d->env->seg, step, d->env->slot, d->env->inc))
         return rc;
     return start_copy(d, step);

@@ -28,6 +28,7 @@ struct mr_drafter {
     struct mr_drafter_view v;
     struct mr_reduce reduce;
     unsigned rr;                 /* round robin of mr_place_claim */
+    int joined;                  /* from here on turns claim checkpoints; before, an apply waits for nothing but a copy that is made */
     int holds;                   /* the accumulator has microbatches of a step that is not applied: no drain now */
     struct mr_held next;         /* prefetched: the next to be worked on, in the same step */
     struct mr_ckpt_job job;
@@ -50,6 +51,8 @@ int mr_drafter_init_state(struct mr_drafter *d, struct mr_err *err);
 /* drafter_ckpt.c */
 /* Claims and starts a copy that is due or wanted; reaps a finished one.  MR_GO_ON or an exit code.  Does not block. */
 int mr_drafter_ckpt(struct mr_drafter *d, uint64_t word);
+/* 1 when the next mr_drafter_ckpt would claim one. */
+int mr_drafter_ckpt_due(const struct mr_drafter *d, uint64_t word);
 /* Waits for the copier.  MR_GO_ON or its exit code. */
 int mr_drafter_ckpt_join(struct mr_drafter *d);
 

@@ -316,7 +316,8 @@ int mr_drafter_commit(struct mr_drafter *d, uint64_t word, uint32_t seq)
         mr_env_wait(d->env, seq, MR_WAIT_APPLY);
         return MR_GO_ON;
     }
-    if (mr_ckpt_blocks_apply(d->env->seg, step)) {
+    /* A copy may have become possible since this turn looked for one, of the very state that the apply would overwrite. */
+    if (mr_ckpt_blocks_apply(d->env->seg, step) || (d->joined && mr_drafter_ckpt_due(d, word))) {
         mr_env_wait(d->env, seq, MR_WAIT_CKPT);
         return MR_GO_ON;
     }

@@ -168,6 +168,43 @@ static void every_step_a_checkpoint(void **state)
     whole_run(s, "ckpt");
 }
 
+int __real_mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
+int __wrap_mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
+static unsigned linger_us;
+
+/* A copier that loses its processor as soon as it has woken those who wait for it. */
+int __wrap_mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc)
+{
+    int rc = __real_mr_ckpt_done(s, step, slot, inc);
+
+    usleep(linger_us);
+    return rc;
+}
+
+static void no_checkpoint_is_left_out(void **state)
+{
+    struct spec s = base_spec(1, 1);
+    struct sim m;
+    char path[160];
+
+    (void)state;
+    s.ckpt_every = 1;
+    s.rows = 30;
+    s.epochs = 1;
+    linger_us = 20000;
+    sim_start(&m, s, "left-out");
+    run_threads(&m, 0);
+    linger_us = 0;
+    for (unsigned step = 1; step <= m.end; step++) {
+        snprintf(path, sizeof(path), "%s/checkpoints/step-%u", m.dir, step);
+        if (access(path, F_OK))
+            fail_msg("no checkpoint %u", step);
+    }
+    sim_check(&m);
+    sim_close(&m);
+    sim_remove(&m);
+}
+
 static void max_steps(void **state)
 {
     struct spec s = base_spec(2, 2);
@@ -251,6 +288,7 @@ int main(void)
         cmocka_unit_test(deterministic),         cmocka_unit_test(drafter_without_a_place),
         cmocka_unit_test(every_step_a_checkpoint), cmocka_unit_test(max_steps),
         cmocka_unit_test(drained_feeder_and_targets), cmocka_unit_test(stop_and_resume),
+        cmocka_unit_test(no_checkpoint_is_left_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
