@@ -55,7 +55,7 @@ static void killed_sentence(const struct mr_death *d, char *out, size_t bytes)
     if (d->why != MR_KILL_NONE)
         snprintf(out, bytes, "%s", by_us[d->why]);
     else if (d->sig == SIGKILL && d->oom)
-        snprintf(out, bytes, "was killed by the kernel: out of memory (the cgroup's oom_kill count went up)");
+        snprintf(out, bytes, "was killed by the kernel: out of memory (the oom_kill count of its cgroup, or of the machine, went up)");
     else
         snprintf(out, bytes, "was killed from outside (SIGKILL)");
 }

@@ -13,7 +13,7 @@ struct mr_death {
     int code, sig; /* as mr_child_reap gives them */
     enum mr_kill_reason why;
     int drained, acked; /* the row said so at the end */
-    int oom;            /* the cgroup's oom_kill count went up since the last look */
+    int oom;            /* mr_oom_kills went up since the last look */
 };
 
 /* "failed: exit code 1", "was killed from outside (SIGKILL)", ...: the text after the actor's name. */
