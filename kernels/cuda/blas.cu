@@ -60,19 +60,23 @@ static void *open_thread(void *unused)
     return unused;
 }
 
-static void wait_for_it(void)          /* at exit: the constructors of a library do not run beside the destructors of the process */
+static pthread_t thread;
+static int running;                    /* atomic: the thread was made, and nobody has waited for it */
+
+/* exit() runs what was registered last first: the destructors of a library that is half loaded, before any handler of ours.  So whoever is
+ * done with a context waits here; the handler is for a program that leaves without. */
+void mr_cuda_blas_wait(void)
 {
-    pthread_mutex_lock(&lt.lock);
-    pthread_mutex_unlock(&lt.lock);
+    if (__atomic_exchange_n(&running, 0, __ATOMIC_ACQ_REL))
+        pthread_join(thread, NULL);
 }
 
 static void begin(void)
 {
-    pthread_t t;
-
-    if (atexit(wait_for_it) || pthread_create(&t, NULL, open_thread, NULL))
+    if (pthread_create(&thread, NULL, open_thread, NULL))
         return;                        /* then the first product opens it */
-    pthread_detach(t);
+    __atomic_store_n(&running, 1, __ATOMIC_RELEASE);
+    atexit(mr_cuda_blas_wait);
 }
 
 void mr_cuda_blas_open(void)

@@ -259,6 +259,7 @@ extern "C" void mr_k_cuda_destroy(struct mr_k *k)
 
     if (!k)
         return;
+    mr_cuda_blas_wait();
     c = mr_cuda_of(k);
     if (c->stream)
         cudaStreamSynchronize(c->stream);

@@ -77,6 +77,8 @@ int mr_cuda_upload(struct mr_cuda *c, void *dst, const void *src, size_t bytes);
 
 /* Begins to load cuBLAS, beside what the caller does next; once a process.  Not before the driver is loaded: both take the loader's lock. */
 void mr_cuda_blas_open(void);
+/* Until it is loaded, if that was begun.  Before the process leaves: a library's constructors do not run beside its destructors. */
+void mr_cuda_blas_wait(void);
 int mr_cuda_gemm_init(struct mr_cuda *c);
 void mr_cuda_gemm_destroy(struct mr_cuda *c);
 int mr_cuda_plan_init(struct mr_cuda *c);

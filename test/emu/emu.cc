@@ -219,6 +219,10 @@ void mr_cuda_blas_open(void)
 {
 }
 
+void mr_cuda_blas_wait(void)
+{
+}
+
 int mr_cuda_gemm_init(struct mr_cuda *)
 {
     return 0;
