@@ -194,6 +194,7 @@ __device__ static inline void walk_queries(const struct attn_args &a, const stru
         sight = seen(st, w.t.t0 + group * 64, lane);
         if (sight != NONE)
             key_step<D>(st, sight == SOME, a.scale_log2, key, lane, k, v, q, dO, dk, dv);
+        __syncwarp();                                  /* all lanes have read the statistics */
         if (lane == 0)
             bar_arrive(bars + (Q_FREE + s) * 8);
     }
