@@ -9,7 +9,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/hash.h"
 #include "base/log.h"
@@ -346,31 +348,65 @@ static void refuse_strangers(const struct mr_model_files *f, const struct mr_mod
 
 /* ---- content -------------------------------------------------------------------------------------------------------------- */
 
-/* SAMPLES pieces of a large tensor, evenly spread, the first and the last bytes among them; all of a small one. */
+enum { SAMPLES = 4, PIECE = 256 };
+
+/* SAMPLES pieces of a large tensor, evenly spread, the first and the last bytes among them; all of a small one.  Piece i, of *n bytes. */
+static const char *piece(const char *p, uint64_t bytes, uint64_t i, uint64_t *n)
+{
+    if (bytes <= SAMPLES * PIECE) {
+        *n = i ? 0 : bytes;
+        return p;
+    }
+    *n = PIECE;
+    return p + (bytes - PIECE) / (SAMPLES - 1) * i + (i == SAMPLES - 1 ? (bytes - PIECE) % (SAMPLES - 1) : 0);
+}
+
 static uint64_t sample(uint64_t h, const char *p, uint64_t bytes)
 {
-    enum { SAMPLES = 4, PIECE = 256 };
+    for (uint64_t i = 0, n; i < SAMPLES; i++) {
+        const char *at = piece(p, bytes, i, &n);
 
-    if (bytes <= SAMPLES * PIECE)
-        return mr_hash(h, p, bytes);
-    for (uint64_t i = 0; i < SAMPLES; i++)
-        h = mr_hash(h, p + (bytes - PIECE) / (SAMPLES - 1) * i + (i == SAMPLES - 1 ? (bytes - PIECE) % (SAMPLES - 1) : 0), PIECE);
+        if (n)
+            h = mr_hash(h, at, n);
+    }
     return h;
 }
 
-uint64_t mr_model_content(const struct mr_model_files *f, const struct mr_model_config *c)
+/* The pages of all pieces, asked for at once: one after the other, each would be waited for (398 tensors, 300 MB of which nothing is in
+ * memory: 165 ms, and 13 ms so, measured on a virtual disk). */
+static uint64_t ask(uint64_t h, const char *p, uint64_t bytes)
 {
-    uint64_t all = f->random ? f->seed : 0;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 
-    /* a sum over tensors, so that how a checkpoint is cut into shards does not matter */
+    for (uint64_t i = 0, n; i < SAMPLES; i++) {
+        uintptr_t at = (uintptr_t)piece(p, bytes, i, &n), from = at & ~(page - 1);
+
+        if (n)
+            madvise((void *)from, at + n - from, MADV_WILLNEED);     /* refused: then they are waited for */
+    }
+    return h;
+}
+
+/* A sum over tensors, so that how a checkpoint is cut into shards does not matter. */
+static uint64_t over_tensors(const struct mr_model_files *f, const struct mr_model_config *c,
+                             uint64_t (*fn)(uint64_t h, const char *p, uint64_t bytes))
+{
+    uint64_t all = 0;
+
     for (int s = 0; s < f->n_shards; s++)
         for (int i = 0; i < f->shard[s].n; i++) {
             const struct mr_st_tensor *t = &f->shard[s].t[i];
 
             if (needed(c, t->name))
-                all += sample(mr_hash(MR_HASH_INIT, t->name, strlen(t->name)), mr_st_data(&f->shard[s], t), t->bytes);
+                all += fn(mr_hash(MR_HASH_INIT, t->name, strlen(t->name)), mr_st_data(&f->shard[s], t), t->bytes);
         }
     return all;
+}
+
+uint64_t mr_model_content(const struct mr_model_files *f, const struct mr_model_config *c)
+{
+    over_tensors(f, c, ask);
+    return (f->random ? f->seed : 0) + over_tensors(f, c, sample);
 }
 
 int mr_model_files_open(struct mr_model_files *f, struct mr_model_config *c, const char *dir, struct mr_err *err)
