@@ -7,7 +7,9 @@
  *
  * It is a courtesy, no lock: one word of the own row says "I compute", it is read without any order, nothing depends on it, and whoever has
  * waited TURN_LIMIT for somebody goes on beside him.  A death, a stop or a race costs time, never progress; recovery clears the word of the
- * dead.  Units of less than TURN_UNIT are not worth a hand-over, and targets among themselves, or drafters, do not wait for each other.
+ * dead.  Where several targets share the GPU with a drafter, one may begin while the other computes, and the drafter has its turn when both
+ * rest, or after TURN_LIMIT.  Units of less than TURN_UNIT are not worth a hand-over, and targets among themselves, or drafters, do not wait
+ * for each other.
  *
  * All functions: the actor's own thread; none blocks.  On the cpu, and on a GPU that only one kind uses, they do nothing. */
 #ifndef MR_ACTORS_TURNS_H

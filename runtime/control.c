@@ -158,6 +158,12 @@ void mr_control_close(struct mr_control *c)
 
 /* ---- client ----------------------------------------------------------------------------------------------------------------------- */
 
+/* A supervisor that has just died may still take a connection, and resets it. */
+static void no_answer(const char *run, const char *why, struct mr_err *err)
+{
+    mr_err_set(err, MR_EXIT_FAILED, "run %s does not answer: %s; `millrace status %s` says whether it lives", run, why, run);
+}
+
 static int connect_to(const char *run, int timeout_ms, struct mr_err *err)
 {
     struct timeval tv = {.tv_sec = timeout_ms / 1000, .tv_usec = timeout_ms % 1000 * 1000};
@@ -170,7 +176,7 @@ static int connect_to(const char *run, int timeout_ms, struct mr_err *err)
     if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv) == 0 &&
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv) == 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
         return fd;
-    mr_err_set(err, MR_EXIT_FAILED, "run %s does not answer on %s: %s", run, a.sun_path, strerror(errno));
+    no_answer(run, strerror(errno), err);
     if (fd >= 0)
         close(fd);
     return -1;
@@ -183,8 +189,7 @@ static json_t *receive(int fd, const char *run, struct mr_err *err)
     json_t *reply = n > 0 ? json_loadb(buf, (size_t)n, 0, NULL) : NULL;
 
     if (!reply)
-        mr_err_set(err, MR_EXIT_FAILED, "run %s: no answer from its supervisor: %s", run,
-                   n < 0 ? strerror(errno) : "the connection was closed");
+        no_answer(run, n < 0 ? strerror(errno) : "the connection was closed", err);
     free(buf);
     return reply;
 }
@@ -199,7 +204,7 @@ json_t *mr_control_call(const char *run, json_t *request, int timeout_ms, struct
         return NULL;
     }
     if (send_json(fd, request))
-        mr_err_set(err, MR_EXIT_FAILED, "run %s: cannot send to its supervisor: %s", run, strerror(errno));
+        no_answer(run, strerror(errno), err);
     else
         reply = receive(fd, run, err);
     close(fd);
