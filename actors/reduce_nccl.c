@@ -80,22 +80,6 @@ static void rest(const struct mr_reduce *r, const struct patience *p, uint32_t s
         mr_evc_wait(r->env->seg, r->env->evc, seq, POLL_MS, r->env->me, MR_WAIT_PEER);
 }
 
-/* State letter of /proc/<pid>/stat; '?' when there is none. */
-static char process_state(int pid)
-{
-    char path[40], text[512] = "", *end_of_name;
-    FILE *f;
-
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    f = fopen(path, "re");
-    if (!f)
-        return '?';
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
-    end_of_name = strrchr(text, ')');
-    return end_of_name && end_of_name[1] ? end_of_name[2] : '?';
-}
-
 static const struct mr_actor_row *row_of(const struct mr_env *e, unsigned rank)
 {
     for (unsigned i = 0; i < e->hdr->n_actors; i++)
@@ -113,7 +97,7 @@ static int missing(const struct mr_reduce *r, uint64_t word, char *list, size_t 
     for (unsigned i = 0; i < r->env->hdr->n_drafters; i++) {
         const struct mr_actor_row *row = row_of(r->env, i);
         int pid = mr_ld(&row->pid), away, stopped;
-        char state = process_state(pid);
+        char state = mr_pid_state(pid);
         struct mr_drafter_view v;
         struct mr_err unused = {0};
         size_t at = strlen(list);

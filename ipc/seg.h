@@ -74,6 +74,8 @@ void mr_seg_each(void (*fn)(const char *run, int alive, void *arg), void *arg);
 
 /* pid start time in clock ticks, from /proc/<pid>/stat; 0 when there is none. */
 uint64_t mr_pid_start(int pid);
+/* State letter there: R S D T t Z ..., '?' when it cannot be read. */
+char mr_pid_state(int pid);
 
 static inline struct mr_ring *mr_ring_at(const struct mr_seg *s, unsigned ring)
 {

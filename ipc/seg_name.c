@@ -69,28 +69,34 @@ uint32_t mr_pid_namespace(void)
     return stat("/proc/self/ns/pid", &st) ? 0 : (uint32_t)st.st_ino;
 }
 
-/* Start time of a process; *gone is set for a zombie without threads: it does nothing any more, reaped or not.  0 = no such process. */
-static uint64_t pid_stat(int pid, int *gone)
+/* Start time of a process, its state letter and number of threads.  0 = no such process. */
+static uint64_t pid_stat(int pid, char *state, long *threads)
 {
     char path[64], buf[1024], *p;
     unsigned long long start = 0;
-    long threads = 0;
-    char state = 0;
 
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (pid <= 0 || read_file(path, buf, sizeof buf) <= 0 || (p = strrchr(buf, ')')) == NULL)   /* the name may contain anything */
         return 0;
-    if (sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu", &state, &threads, &start) != 3)
+    if (sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu", state, threads, &start) != 3)
         return 0;
-    *gone = (state == 'Z' && threads <= 1) || state == 'X';
     return start;
 }
 
 uint64_t mr_pid_start(int pid)
 {
-    int gone;
+    char state;
+    long threads;
 
-    return pid_stat(pid, &gone);
+    return pid_stat(pid, &state, &threads);
+}
+
+char mr_pid_state(int pid)
+{
+    char state;
+    long threads;
+
+    return pid_stat(pid, &state, &threads) ? state : '?';
 }
 
 /* ---- is the owner alive? --------------------------------------------------------------------------------------------------- */
@@ -106,7 +112,8 @@ static int owner_of_fd(int fd)
     struct stat st;
     char boot[40];
     uint64_t start;
-    int gone = 0;
+    long threads = 0;
+    char state = 0;
 
     if (fstat(fd, &st))
         return UNKNOWN;
@@ -117,8 +124,10 @@ static int owner_of_fd(int fd)
         return DEAD;
     if (h.sup_pidns != mr_pid_namespace())
         return UNKNOWN;                            /* another container that shares /dev/shm */
-    start = pid_stat(h.sup_pid, &gone);
-    return start && start == h.sup_start && !gone ? ALIVE : DEAD;
+    start = pid_stat(h.sup_pid, &state, &threads);
+    if ((state == 'Z' && threads <= 1) || state == 'X')
+        return DEAD;                               /* a zombie without threads does nothing any more, reaped or not */
+    return start && start == h.sup_start ? ALIVE : DEAD;
 }
 
 int mr_seg_owner_alive(const char *run)

@@ -107,20 +107,3 @@ uint64_t mr_oom_kills(void)
         fclose(f);
     return oom_of(path);
 }
-
-char mr_pid_state(int pid)
-{
-    char path[40], buf[512], *end;
-    FILE *f;
-    size_t n;
-
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    f = fopen(path, "re");
-    if (!f)
-        return '?';
-    n = fread(buf, 1, sizeof buf - 1, f);
-    fclose(f);
-    buf[n] = 0;
-    end = strrchr(buf, ')'); /* the name may hold anything, a ')' too */
-    return end && end[1] == ' ' && end[2] ? end[2] : '?';
-}

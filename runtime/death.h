@@ -22,7 +22,4 @@ void mr_death_sentence(const struct mr_death *d, char *out, size_t bytes);
 /* oom_kill of our cgroup's memory.events, or of the machine where there is none; 0 when neither can be read. */
 uint64_t mr_oom_kills(void);
 
-/* State letter of /proc/<pid>/stat: R S D T t Z ..., '?' when it cannot be read. */
-char mr_pid_state(int pid);
-
 #endif

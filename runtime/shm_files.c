@@ -15,7 +15,6 @@
 
 #include "ipc/atomic.h"
 #include "runtime/cmd.h"
-#include "runtime/death.h"
 
 enum { WAIT_MS = 3000, STEP_MS = 20 };
 

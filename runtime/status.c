@@ -12,7 +12,6 @@
 #include "ipc/step.h"
 #include "ipc/wait.h"
 #include "runtime/cmd.h"
-#include "runtime/death.h"
 
 static const char *actor_state(unsigned state)
 {
