@@ -1,10 +1,9 @@
 /* Checkpoints: copying state[N mod 2] out in the background.
  *
  * The state after step N-1 is read-only until step N+1 is applied, and that apply waits until it has been read (mr_ckpt_blocks_apply); not for
- * the disk: nothing is flushed before (mr_ckpt_read).  So a thread
- * of one drafter copies from the arena while all drafters go on; out of device memory block by block, on a stream of its own, into pinned
- * memory: the next block is copied while the last ones are on their way to the disk (data/safetensors_write.c).  At most one copier exists
- * in the run: the checkpoint word names it.
+ * the disk: nothing is flushed before (mr_ckpt_read).  So a thread of one drafter copies from the arena while all drafters go on; out of
+ * device memory block by block, on a stream of its own, into pinned memory: the next block is copied while the last ones are on their way to
+ * the disk (data/safetensors_write.c).  At most one copier exists in the run: the checkpoint word names it.
  *
  *     checkpoints/step-N.tmp-SLOT-INC/{config.json, model.safetensors, trainer.safetensors, state.json} -> mr_ckpt_read -> each file fsynced
  *     fsync of the directory -> rename to step-N -> fsync of checkpoints/ -> mr_ckpt_done -> the supervisor moves `latest`
@@ -282,11 +281,9 @@ static int start_copy(struct mr_drafter *d, unsigned step)
 }
 
 /* Is a checkpoint of state n due by itself?  `now` = the step my current state is the start of. */
-static int wanted(const struct mr_shm_header *h, uint64_t word, unsigned n, unsigned now)
+static int wanted(const struct mr_seg *s, uint64_t word, unsigned n, unsigned now)
 {
-    if (n == now && (now == h->steps_total || mr_sw_phase(word) == MR_HALT))
-        return 1;
-    return h->checkpoint_every && n % h->checkpoint_every == 0;
+    return (n == now && (now == s->hdr->steps_total || mr_sw_phase(word) == MR_HALT)) || mr_ckpt_periodic(s, n);
 }
 
 /* Step whose checkpoint is to be made of what I hold, the older of two first; 0 = none. */
@@ -294,14 +291,14 @@ static unsigned due(const struct mr_drafter *d, uint64_t word, unsigned now)
 {
     const struct mr_shm_header *h = d->env->hdr;
     uint64_t ckpt = mr_ld(&h->ckpt), first = d->v.hdr->first_state > h->first_step + 1u ? d->v.hdr->first_state : h->first_step + 1u;
-    unsigned state = mr_pw_state(ckpt), last = mr_pw_step(ckpt);
+    unsigned last = mr_pw_step(ckpt);
 
-    if (state == MR_CKPT_COPYING || state == MR_CKPT_WRITING)
+    if (mr_ckpt_has_copier(ckpt))
         return 0;
     for (unsigned n = now ? now - 1 : 0; n <= now; n++) {
-        int again = state == MR_CKPT_WANTED && n == last;
+        int again = mr_pw_state(ckpt) == MR_CKPT_WANTED && n == last;
 
-        if (n >= first && (again || (n > last && wanted(h, word, n, now))))
+        if (n >= first && (again || (n > last && wanted(d->env->seg, word, n, now))))
             return n;
     }
     return 0;

@@ -139,7 +139,7 @@ void mr_step_dump(const struct mr_seg *s, FILE *f)
         fprintf(f, "\n");
     }
     fprintf(f, "checkpoint %u %s", mr_pw_step(c), ckpt_state_name(mr_pw_state(c)));
-    if (mr_pw_state(c) == MR_CKPT_COPYING || mr_pw_state(c) == MR_CKPT_WRITING)
+    if (mr_ckpt_has_copier(c))
         fprintf(f, " by %u.%u", mr_pw_slot(c), mr_pw_inc(c));
     fprintf(f, "\n");
 }

@@ -109,6 +109,7 @@ enum mr_ckpt_state {
     MR_CKPT_COPYING,    /* {COPYING, N, slot, incarnation}: apply of step N+1 waits for this copier */
     MR_CKPT_WRITING     /* {WRITING, N, slot, incarnation}: it has read all of state N; what is left is the disk's */
 };
+static inline int mr_ckpt_has_copier(uint64_t w) { return mr_pw_state(w) == MR_CKPT_COPYING || mr_pw_state(w) == MR_CKPT_WRITING; }
 
 /* ---- header ------------------------------------------------------------------------------------------------------------- */
 

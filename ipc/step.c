@@ -231,19 +231,24 @@ void mr_ckpt_recover(const struct mr_seg *s, unsigned slot, unsigned inc)
 {
     uint64_t w = mr_ld(&s->hdr->ckpt);
 
-    if ((mr_pw_state(w) == MR_CKPT_COPYING || mr_pw_state(w) == MR_CKPT_WRITING) && mr_pw_slot(w) == slot && mr_pw_inc(w) == inc)
+    if (mr_ckpt_has_copier(w) && mr_pw_slot(w) == slot && mr_pw_inc(w) == inc)
         ckpt_turn(s, w, mr_w_place(MR_CKPT_WANTED, mr_pw_step(w), 0, 0));
+}
+
+int mr_ckpt_periodic(const struct mr_seg *s, unsigned step)
+{
+    return s->hdr->checkpoint_every && step % s->hdr->checkpoint_every == 0;
 }
 
 int mr_ckpt_blocks_apply(const struct mr_seg *s, unsigned step)
 {
     uint64_t w = mr_ld(&s->hdr->ckpt);
-    unsigned every = s->hdr->checkpoint_every, last = mr_pw_step(w), old = step - 1;
+    unsigned last = mr_pw_step(w), old = step - 1;
 
     /* Apply of `step` makes state step + 1 where state step - 1 was. */
     if (step == 0)
         return 0;
     if (mr_pw_state(w) == MR_CKPT_WRITING)               /* nobody could claim the copy of `old` yet */
-        return every && old > last && old % every == 0;
+        return old > last && mr_ckpt_periodic(s, old);
     return mr_pw_state(w) == MR_CKPT_COPYING && last == old;
 }

@@ -67,6 +67,8 @@ int mr_ckpt_read(const struct mr_seg *s, unsigned step, unsigned slot, unsigned 
 int mr_ckpt_done(const struct mr_seg *s, unsigned step, unsigned slot, unsigned inc);
 /* Recovery: COPYING or WRITING by (slot, inc) -> WANTED. */
 void mr_ckpt_recover(const struct mr_seg *s, unsigned slot, unsigned inc);
+/* Is a checkpoint of this step due by /train/checkpoint_every_steps?  1 = yes. */
+int mr_ckpt_periodic(const struct mr_seg *s, unsigned step);
 /* Must an apply of `step` (it overwrites state[(step + 1) mod 2]) wait for a copier? 1 = yes: its state is being read, or a checkpoint of it
  * is due and the one before is still on its way to the disk. */
 int mr_ckpt_blocks_apply(const struct mr_seg *s, unsigned step);

@@ -106,7 +106,7 @@ static int describe_ckpt(FILE *f, struct mr_sup *sup)
 {
     uint64_t word = mr_ld(&sup->seg.hdr->ckpt);
 
-    if (mr_pw_state(word) != MR_CKPT_COPYING && mr_pw_state(word) != MR_CKPT_WRITING)
+    if (!mr_ckpt_has_copier(word))
         return 0;
     fprintf(f, "%s writes checkpoint %u; else ", sup->seg.actors[mr_pw_slot(word)].name, mr_pw_step(word));
     return 1;

@@ -52,7 +52,7 @@ static enum verdict check_dead(struct mini *m, unsigned slot, unsigned inc)
             mr_pw_inc(w) == inc)
             return bad(V_LEAK, "place %u is still the dead's", k);
     }
-    if ((mr_pw_state(c) == MR_CKPT_COPYING || mr_pw_state(c) == MR_CKPT_WRITING) && mr_pw_slot(c) == slot && mr_pw_inc(c) == inc)
+    if (mr_ckpt_has_copier(c) && mr_pw_slot(c) == slot && mr_pw_inc(c) == inc)
         return bad(V_LEAK, "the checkpoint is still copied by the dead");
     if (s->actors[slot].kind == MR_DRAFTER && s->actors[slot].joined)
         return bad(V_DUP, "the accumulator of the dead counts as valid");
