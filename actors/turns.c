@@ -25,14 +25,19 @@ void mr_turns_init(struct mr_env *e)
         e->turn.shared |= shares(e->me, &e->seg->actors[i]);
 }
 
-static int anybody(const struct mr_env *e, enum mr_wait_reason why)
+static int somebody_computes(const struct mr_env *e)
 {
-    for (unsigned i = 0; i < e->hdr->n_actors; i++) {
-        const struct mr_actor_row *r = &e->seg->actors[i];
-
-        if (shares(e->me, r) && (why == MR_WAIT_NONE ? mr_ld_relaxed(&r->computing) != 0 : mr_ld_relaxed(&r->wait_reason) == (uint32_t)why))
+    for (unsigned i = 0; i < e->hdr->n_actors; i++)
+        if (shares(e->me, &e->seg->actors[i]) && mr_ld_relaxed(&e->seg->actors[i].computing))
             return 1;
-    }
+    return 0;
+}
+
+static int somebody_waits(const struct mr_env *e, enum mr_wait_reason why)
+{
+    for (unsigned i = 0; i < e->hdr->n_actors; i++)
+        if (shares(e->me, &e->seg->actors[i]) && mr_ld_relaxed(&e->seg->actors[i].wait_reason) == (uint32_t)why)
+            return 1;
     return 0;
 }
 
@@ -45,7 +50,7 @@ int mr_turns_taken(struct mr_env *e)
 {
     uint64_t now;
 
-    if (!mr_turns_matter(e) || !anybody(e, MR_WAIT_NONE)) {
+    if (!mr_turns_matter(e) || !somebody_computes(e)) {
         e->turn.since_ns = 0;
         return 0;
     }
@@ -60,13 +65,13 @@ int mr_turns_given(struct mr_env *e)
     int published = e->turn.published;
 
     e->turn.published = 0;
-    return published && mr_turns_matter(e) && (anybody(e, MR_WAIT_READY) || anybody(e, MR_WAIT_TURN));
+    return published && mr_turns_matter(e) && (somebody_waits(e, MR_WAIT_READY) || somebody_waits(e, MR_WAIT_TURN));
 }
 
 /* Those who wait for a turn look again. */
 static void tell(struct mr_env *e)
 {
-    if (anybody(e, MR_WAIT_TURN))
+    if (somebody_waits(e, MR_WAIT_TURN))
         mr_evc_bump(&e->hdr->evc[e->me->kind == MR_TARGET ? MR_DRAFTER : MR_TARGET]);
 }
 
